@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from deepnets.config.project import CONF
-from deepnets.config.schema import Sweep
+from deepnets.config.schema import Published, Sweep
 
 HYDRA_ERRORS = (HydraException, OmegaConfBaseException)
 SHORT = 160  # characters: a longer list of names is not printed
@@ -25,6 +25,7 @@ VALUES = {  # OmegaConf's messages about a value, and how this project says them
     r"Invalid value .*, expected one of \[(.*)\]": r"must be one of \1",
     r"field .* is not Optional|Incompatible value 'None' .*": "needs a value",
     r"Key .* not in 'Sweep'": f"no such key here; sweep has {', '.join(key.name for key in fields(Sweep))}; {PACKAGE}",
+    r"Key .* not in 'Published'": f"no such key; reported has {', '.join(key.name for key in fields(Published))}",
     r"Key 'protocol' not in .*": "no such key here; " + PACKAGE,
     r"Invalid value assigned: str is not a ListConfig.*": "must be a list; zip is a list of lists, as [[a, b]]",
 }

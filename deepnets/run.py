@@ -101,7 +101,7 @@ def load_classifier(
 def main() -> int:
     """Start or continue the run folder that the command line names."""
     parser = argparse.ArgumentParser(description="Start or continue a run folder.")
-    parser.add_argument("folder", help="a folder that scripts/train.py has set up")
+    parser.add_argument("folder", help="the folder of a run")
     add_code_options(parser)
     parser.add_argument("--quiet", action="store_true", help="print neither the result nor an error")
     arguments = parser.parse_args()

@@ -144,7 +144,8 @@ def gates_of(walk: Walk) -> list[Gated | SeparatelyGated]:
     if len(shortcuts) < len(walk.units):
         kinds = ", ".join(sorted({type(unit.shortcut).__name__ for unit in walk.units}))
         raise UserError(
-            f"this network has shortcuts without gates ({kinds}): choose for example model/shortcut=highway_b2"
+            f"this network has shortcuts without gates ({kinds}): choose for example model/shortcut=highway_b2; of "
+            "your own shortcuts only subclasses of deepnets.models.shortcuts.Gated count"
         )
     return shortcuts
 

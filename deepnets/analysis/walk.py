@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from deepnets.errors import UserError
+from deepnets.errors import UserError, first_line
 from deepnets.models.batchnorm import GhostBatchNorm
 from deepnets.models.unit import Unit
 
@@ -84,11 +84,18 @@ def check_parts(model: nn.Module, shape: tuple[int, int, int]) -> None:
     """Check on two images of noise (C, H, W), on the CPU, that a network's `parts` give the same logits as its forward.
 
     Raises:
-        UserError: their logits differ from the forward's.
+        UserError: one does not fit to the next, or their logits differ from the forward's.
     """
     x = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        logits, walked = model(x), walk_of(model).inputs(x)[-1]
+        logits = model(x)
+        try:
+            walked = walk_of(model).inputs(x)[-1]
+        except Exception as error:  # modules of the user's own may raise anything
+            raise UserError(
+                f"{type(model).__name__}: its parts do not fit together in their order: {first_line(error)}. All that "
+                "its forward does to an image, pooling and flattening too, must be a module among them"
+            ) from error
     if logits.shape != walked.shape or not torch.allclose(logits, walked, rtol=1e-3, atol=1e-4):
         raise UserError(f"{type(model).__name__}: its parts, in their order, give other logits than its forward")
 

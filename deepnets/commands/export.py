@@ -32,7 +32,7 @@ OURS = "library_name: deepnets"  # a line of every card that deepnets writes
 LONGEST = 1_000_000  # bytes of a README.md
 MOST_CLASSES = 20  # a card lists at most this many
 FOR_DEEPNETS = """
-deepnets reads `weights.safetensors` and `config.yaml`; `FOLDER` is this folder:
+deepnets reads `weights.safetensors` and `config.yaml`; `FOLDER` is this folderMODULES:
 
 ```python
 from deepnets.run import load_classifier
@@ -139,6 +139,7 @@ def card_of(folder: RunFolder, weights: Weights, program: str | None = None) -> 
     rows = "".join(f"| {name} | {markdown_cell(text)} |\n" for name, text in facts.items())
     modules = sorted({target.rpartition(".")[0] for target in {*targets_in(config.model)} - TARGETS})
     usage = FOR_DEEPNETS.replace("TRUST", f", trust={json.dumps(modules)}" if modules else "")
+    usage = usage.replace("MODULES", ", and Python must find the modules named by `trust`" if modules else "")
     if program and (about := weights.input):
         channels, height, width = (about.shape[0], *(side * about.reduce for side in about.shape[1:]))
         usage += FOR_TORCH.format(file=program, shape=f"N, {height}, {width}, {channels}")

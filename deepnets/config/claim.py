@@ -181,7 +181,7 @@ def check_claims(file: Path) -> None:
             parts = {part for each in rows for part in each.split(",")}
             if rows or not of_rows.is_file():
                 text = claim.text if isinstance(claim, Claim) else claim.sentence
-                _check_name(row, [*rows, *parts], f"{file}: sweep.claims: {text}: no row")
+                _check_name(row, [*rows, *([] if "," in row else parts)], f"{file}: sweep.claims: {text}: no row")
 
 
 def _check_name(name: str, names: Sequence[str], wrong: str) -> None:
@@ -205,7 +205,7 @@ def _claim(node: Any) -> Claim:
         f'above, the error in percent from which a row fails, only with "{Relation.fails}"; '
         f"a claim that these cannot express: {REGISTERED_EXAMPLE}"
     )
-    if not isinstance(node, Mapping) or not {"claim", "place"} <= {*node} <= {"claim", "error", "place", "above"}:
+    if not isinstance(node, Mapping) or not {"claim"} <= {*node} <= {"claim", "error", "place", "above"}:
         raise UserError(wrong)
     match = re.fullmatch(rf"(\S+) ({'|'.join(Relation)}) (\S+)", str(node["claim"]).strip())
     error = node.get("error", Measured.test)
@@ -215,13 +215,13 @@ def _claim(node: Any) -> Claim:
     above = node.get("above")
     if above is not None and (relation != Relation.fails or type(above) not in (int, float) or not 0 < above < 100):
         raise UserError(wrong)
-    return Claim(first, Relation(relation), second, Measured(error), str(node["place"]), above)
+    return Claim(first, Relation(relation), second, Measured(error), str(node.get("place", "")), above)
 
 
 def _registered(node: Mapping[str, Any]) -> Registered:
     wrong = f"sweep.claims: {node}: must be as {REGISTERED_EXAMPLE}"
-    if {*node} - {"test"} != {"sentence", "rows", "quantity", "margin", "place"}:
-        raise UserError(f"{wrong}; all five are needed, and only test may be added")
+    if {*node} - {"test", "place"} != {"sentence", "rows", "quantity", "margin"}:
+        raise UserError(f"{wrong}; the first four are needed, and only test may be added")
     sentence, rows, quantity, margin = (node[key] for key in ("sentence", "rows", "quantity", "margin"))
     if not all(isinstance(text, str) and text.strip() for text in (sentence, quantity)):
         raise UserError(f"{wrong}; sentence and quantity are texts")
@@ -229,7 +229,7 @@ def _registered(node: Mapping[str, Any]) -> Registered:
         raise UserError(f"{wrong}; rows is a list of names")
     if not is_number(margin) or margin < 0:
         raise UserError(f"{wrong}; margin is a number of at least 0, in the quantity's unit")
-    claim = Registered(sentence, tuple(rows), quantity, float(margin), str(node["place"]))
+    claim = Registered(sentence, tuple(rows), quantity, float(margin), str(node.get("place", "")))
     if "test" not in node:
         return claim
     return replace(claim, test=read_test(node["test"], sentence, claim.rows, quantity, claim.margin))

@@ -2,11 +2,9 @@
 
 import argparse
 import json
-import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from os.path import expanduser
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,6 +14,7 @@ from hydra import initialize_config_dir
 from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
+from hydra.core.utils import env_override
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
@@ -50,6 +49,7 @@ PLUGINS = {  # Hydra's defaults; deepnets calls neither of them, so others would
 HYDRA_KEYS = ("hydra.mode", "hydra.searchpath", "hydra.sweeper.params")  # deepnets reads these
 HARMLESS = ("hydra.job.name", "hydra.verbose")  # ignored: users of Hydra may type them by habit
 NODES = ("model", "dataset", "optimizer", "schedule", "loss")
+PATHS = ("weights", "dataset.root", "output_root")
 RESERVED_FOLDERS = {"runs": "the runs without a sweep", "records": "the records"}
 FIXING_GROUPS = ("sweep", "protocol")  # their files set values of other groups' options
 
@@ -61,10 +61,7 @@ def rows_of_command() -> list[Row]:
         HydraException, OmegaConfBaseException: an option or key is unknown, or a value has the wrong type.
         UserError: options or sweeps do not go together, or `trust` raises it.
     """
-    # A shell expands ~ only at the beginning of a word, and Hydra does not expand it.
-    sys.argv[1:] = [
-        re.sub(r"^([\w.]+=)(~/)", lambda match: match[1] + expanduser(match[2]), word) for word in sys.argv[1:]
-    ]
+    sys.argv[1:] = map(_with_plain_path, sys.argv[1:])
     words, search = _own_flags(sys.argv[1:])
     flags = _flags(words)
     places = {*search.places, *_typed_places(flags.overrides)}
@@ -93,6 +90,18 @@ def rows_of_command() -> list[Row]:
         check_name(row)
     check_early(rows)
     return rows
+
+
+def _with_plain_path(word: str) -> str:
+    """Expand ~ in `key=~/PATH`, and quote a path with commas or "=" in it, as in the name of a run's folder.
+
+    A shell expands ~ only at the beginning of a word, and Hydra does neither.
+    """
+    word = re.sub(r"^([\w.]+=)(~/)", lambda match: match[1] + expanduser(match[2]), word)
+    key, _, path = word.partition("=")
+    if key in PATHS and path[:1] not in ("'", '"') and {",", "="} & {*path} and Path(path).exists():
+        return f"{key}={json.dumps(path, ensure_ascii=False)}"
+    return word
 
 
 def check_options(row: Row) -> None:
@@ -355,7 +364,8 @@ def _show(words: Sequence[str], overrides: Sequence[str], search: Search) -> Non
     in_front = [word for word in words if word not in overrides]
     typed_words, sys.argv = sys.argv, [sys.argv[0], *in_front, *overrides]  # where Hydra reads them
     try:
-        with _errors_raised(), explained(overrides), searching(search):
+        # Otherwise Hydra prints its errors in tens of lines and exits.
+        with env_override({"HYDRA_FULL_ERROR": "1"}), explained(overrides), searching(search):
             nothing()
     finally:
         sys.argv = typed_words
@@ -383,17 +393,3 @@ def _groups(repository: Any, parent: str = "") -> Iterator[tuple[str, list[str]]
             if options := repository.get_group_options(group, ObjectType.CONFIG):
                 yield group, sorted(options)
             yield from _groups(repository, group)
-
-
-@contextmanager
-def _errors_raised() -> Iterator[None]:
-    """Set HYDRA_FULL_ERROR, so that Hydra raises its errors. Otherwise it prints them in tens of lines and exits."""
-    before = os.environ.get("HYDRA_FULL_ERROR")
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["HYDRA_FULL_ERROR"]
-        else:
-            os.environ["HYDRA_FULL_ERROR"] = before

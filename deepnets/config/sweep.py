@@ -1,6 +1,7 @@
 """Reads sweep files and makes their rows: all combinations of values, as `zip`, `exclude` and `union` change them."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, product
@@ -22,7 +23,7 @@ from deepnets.config.identity import folder_name
 from deepnets.config.project import CONF
 from deepnets.config.safe_yaml import LOADER
 from deepnets.config.schema import Search, Sweep, at_scale, axes_of
-from deepnets.errors import UserError
+from deepnets.errors import UserError, brief
 
 Axes = dict[str, list[str]]  # the values of each axis, as they are typed
 Row = dict[str, str]  # the value of each axis; `schema.Row` is the run that is composed from it
@@ -30,6 +31,7 @@ R = TypeVar("R")
 
 HEADER = "# @package _global_"
 SWEEPS = CONF / "sweep"
+STATISTIC = re.compile(r"(single|drawn|none|(best|median|mean) of [1-9]\d*)\b")
 LARGEST_GRID = 10_000  # runs of one command, which are all composed before the first one starts
 TOO_LARGE = f"a grid of more than {LARGEST_GRID:,} runs, the most that one command composes"
 
@@ -65,7 +67,9 @@ def rows_of(
         for value in [value for value in words[key] if value not in remaining]:
             left_out = any(row.get(key) == value for row in joined)
             rule = "exclude" if left_out else "union" if sweep.union else "zip"
-            raise UserError(f"sweep.{rule}: leaves no row with {key}={value}")
+            there = ", ".join(dict.fromkeys(value for block in blocks for value in block.get(key, ())))
+            there = "" if left_out else f"; the sweep has {there}"
+            raise UserError(f"sweep.{rule}: leaves no row with {key}={value}{there}")
     if not rows:
         raise UserError("sweep.exclude: leaves no row of this sweep")
     duplicates = [row for row, count in Counter(" ".join(sorted(_typed(row))) for row in rows).items() if count > 1]
@@ -91,7 +95,8 @@ def check_file(file: Path) -> None:
     """Check a sweep's file for errors that Hydra does not report.
 
     Raises:
-        UserError: the file is not YAML that gives settings by name, lacks its header, or gives its rows in two ways.
+        UserError: the file is not YAML that gives settings by name, lacks its header, gives its rows in two ways, or
+            has an unknown `statistic` in `sweep.reported`.
     """
     content = _content(file)
     if content.keys() - {"defaults"} and _package(file.read_text()) != HEADER.split()[-1]:
@@ -100,8 +105,24 @@ def check_file(file: Path) -> None:
     sweeper = hydra["sweeper"] if isinstance(hydra.get("sweeper"), dict) else {}
     ways = [f"sweep.{key}" for key in ("rows", "seeds", "axes") if sweep.get(key) is not None]
     ways += ["hydra.sweeper.params"] * bool(sweeper.get("params"))
+    reported = sweep.get("reported")
+    if isinstance(reported, dict) and (problem := problem_of_statistic(reported.get("statistic"))):
+        raise UserError(f"{file}: {problem}")
     if {"sweep.rows", "sweep.seeds"} & {*ways} and {"sweep.axes", "hydra.sweeper.params"} & {*ways}:
         raise UserError(f"{file}: has {' and '.join(ways)}; write all values in sweep.rows and sweep.seeds alone")
+
+
+def problem_of_statistic(statistic: Any) -> str | None:
+    """Say what is wrong with `sweep.reported.statistic`, which says what the paper's numbers are; None if nothing is.
+
+    It begins with `STATISTIC`; more words may follow.
+    """
+    if statistic is None or STATISTIC.match(str(statistic)):
+        return None
+    return (
+        f"sweep.reported.statistic is {brief(statistic)}, but must begin with single, drawn or none, or with best, "
+        "median or mean of a number, as in mean of 5"
+    )
 
 
 def sweep_of(file: Path) -> dict[str, Any]:

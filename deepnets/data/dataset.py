@@ -204,6 +204,12 @@ class Dataset:
 
     def _refuse_unfit(self, split: Split) -> None:
         """Raise `UserError` if images or labels contradict the source, e.g. if they come from another set's cache."""
+        if (types := (split.images.dtype, split.labels.dtype)) != (torch.uint8, torch.int64):
+            images, numbers = (str(each).removeprefix("torch.") for each in types)
+            raise UserError(
+                f"{self.source.name}: its images are {images} and its labels {numbers}; the source must return uint8 "
+                "and int64"
+            )
         channels, height, width = self.source.shape
         shape, labels = tuple(split.images.shape[1:]), split.labels
         if len(labels) and (shape != (height, width, channels) or not 0 <= labels.min() <= labels.max() < self.classes):

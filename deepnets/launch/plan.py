@@ -18,7 +18,7 @@ from deepnets.launch.cost import Paces
 from deepnets.launch.grid import Launcher, check_tables, launchable, lines_by_reason, use_chosen_code
 from deepnets.launch.reuse import twins_of
 from deepnets.runs.checkpoint import LAST
-from deepnets.runs.code import code_of, code_to_execute
+from deepnets.runs.code import OtherCode, code_of, code_to_execute
 from deepnets.runs.contents import Unreadable
 from deepnets.runs.folder import OtherSettings, RunFolder
 from deepnets.runs.naming import folders_of
@@ -31,7 +31,7 @@ from deepnets.training.size import NetworkSize, size_of
 
 FLOPS_PER_MAC = 2 * 3  # a multiply and an add; the backward pass costs twice the forward pass
 TIMED = "timed"
-ILLEGAL = "illegal"
+ILLEGAL = "cannot start"
 DEVICES = (1, 8, 64)  # the numbers of devices whose time is printed
 
 
@@ -160,7 +160,7 @@ def _plan(config: Config, folder: RunFolder, launcher: Launcher, paces: Paces) -
     except UserError as error:
         if is_complete and not isinstance(error, OtherSettings) and (folder.path / "config.yaml").is_file():
             return _Planned(folder, state, 0.0, size)
-        remedy = "; the command without plan=true says what to type" * isinstance(error, OtherSettings)
+        remedy = "; the command without plan=true says what to type" * isinstance(error, OtherSettings | OtherCode)
         return _Planned(folder, ILLEGAL, 1.0, size, problem=error.summary + remedy)
 
 

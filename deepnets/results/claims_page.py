@@ -203,7 +203,7 @@ def claims_page(folder: Path, tables: Sequence[Table], sweeps: Path = SWEEPS) ->
 
 def _entries(title: str, claims: Sequence[Registered]) -> list[str]:
     """List the claims, and how each is measured, under a title; empty if there are no claims."""
-    lines = [f"* {claim.sentence[0].upper()}{claim.text[1:]}; {claim.place}." for claim in claims]
+    lines = [f"* {claim.sentence[0].upper()}{claim.text[1:]}{claim.place and f'; {claim.place}'}." for claim in claims]
     return ["\n".join([f"{title}:\n", *lines])] * bool(claims)
 
 

@@ -130,13 +130,17 @@ def warnings_of(column: Column) -> list[str]:
         data = [json.dumps({name: facts[name] for name in sorted(noted)}) for facts in data]
         warnings.append(_mixture(f"{column.label}: {row} was trained on different data", data))
         if mixes_code(runs):
-            codes = sorted({run.code for run in runs if run.has_ended})
-            mixed.setdefault(", ".join(codes), []).append(row)
-    for code, rows in mixed.items():
-        which = f"{rows[0]} and {len(rows) - 1} more count" if len(rows) > 1 else f"{rows[0]} counts"
-        what = f"{column.label}: {which} for no claim, because different versions of your own code trained them"
-        remedy = "to compare them, train the seeds of one version again, with overwrite=true seed=N"
-        warnings.append(f"{what}: {code} (result.json says which); {remedy}")
+            seeds: dict[str, list[str]] = {}
+            for run in runs:
+                if run.has_ended:
+                    seeds.setdefault(run.code, []).append(str(run.seed))
+            versions = "; ".join(f"{code} seeds {', '.join(those)}" for code, those in sorted(seeds.items()))
+            mixed.setdefault(versions, []).append(row)
+    for versions, rows in mixed.items():
+        names = " and ".join([*rows[:3], *([f"{len(rows) - 3} more"] if len(rows) > 3 else [])])
+        what = f"{column.label}: {names} {'count' if len(rows) > 1 else 'counts'} for no claim, because different"
+        remedy = "to compare them, train the seeds of one version again: overwrite=true with these rows and seeds"
+        warnings.append(f"{what} versions of your own code trained them: {versions} (see result.json); {remedy}")
     return [warning for warning in warnings if warning]
 
 

@@ -12,12 +12,12 @@ from typing import Annotated, Any, Literal
 
 import scipy
 from annotated_types import Gt
-from pydantic import AllowInfNan, Strict, TypeAdapter, ValidationError
+from pydantic import AllowInfNan, ConfigDict, Strict, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
 from deepnets.config.claim import margins_of
 from deepnets.config.identity import folder_name
-from deepnets.config.sweep import SWEEPS, sweep_of
+from deepnets.config.sweep import SWEEPS, problem_of_statistic, sweep_of
 from deepnets.errors import brief
 from deepnets.results.page import percent
 from deepnets.results.statistics import CONFIDENCE, FEWEST_SEEDS, WORST_ERROR
@@ -38,6 +38,7 @@ Number = Annotated[float, Strict(), AllowInfNan(False)] | None
 class _Reported(TypedDict, total=False):
     """The node `reported` of a sweep file: numbers and views by row, and facts about all rows."""
 
+    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
     test_error: dict[Any, Number | Literal["fail"]]
     mean: dict[Any, Number]
     std: dict[Any, Number]
@@ -112,6 +113,8 @@ def published_of(name: str, sweeps: Path = SWEEPS) -> Published:
     file = sweeps / f"{name}.yaml"
     sweep = sweep_of(file)
     reported, problems = _readable(sweep.get("reported") or {})
+    if problem := problem_of_statistic(reported.get("statistic")):
+        problems.append(f"{problem}; it counts as single")
     literature = {folder_name(str(row)) for row in reported.get("literature") or ()}
     shared: dict[str, Any] = {
         "best_epochs": reported.get("best_epochs"),
@@ -214,7 +217,10 @@ def _readable(reported: Any) -> tuple[dict[str, Any], list[str]]:
         for each in error.errors():
             place = [str(part) for part in each["loc"][:2]]
             path = ".".join(["sweep", "reported", *place])
-            problems.setdefault(path, f"{path}: {each['msg']}, not {brief(each['input'])}; it is left out")
+            wrong = f"{each['msg']}, not {brief(each['input'])}"
+            if each["type"] == "extra_forbidden":
+                wrong = f"no such key; reported has {', '.join(_Reported.__annotations__)}"
+            problems.setdefault(path, f"{path}: {wrong}; it is left out")
             name, entries = place[0], kept.get(place[0])
             if len(place) > 1 and isinstance(entries, dict):
                 kept[name] = {row: value for row, value in entries.items() if str(row) != place[1]}

@@ -87,7 +87,19 @@ class Table:
     def warnings(self) -> list[str]:
         """The problems that a reader must know before comparing; see `warnings_of`."""
         of_columns = [warning for column in self.columns for warning in warnings_of(column)]
-        return [*(f"cannot be read: {problem}" for problem in self.published.problems), *of_columns]
+        removed = self._rows_not_in_file()
+        more = f" and {len(removed) - 1} more" if len(removed) > 1 else ""
+        lines = [f"the sweep's file does not have the row {removed[0]}{more}; its runs are shown"] if removed else []
+        return [*(f"cannot be read: {problem}" for problem in self.published.problems), *lines, *of_columns]
+
+    def _rows_not_in_file(self) -> list[str]:
+        """Return the trained rows that the file of the user's own sweep lacks, as after an edit."""
+        scales = {run.settings.get("scale.name", FULL) for cell in self.cells.values() for run in cell.runs}
+        declared = {row for scale in {FULL, *scales} for row in _declared(self.sweeps / f"{self.name}.yaml", scale)}
+        if self.sweeps == SWEEPS or self.trials or not declared:
+            return []
+        trained = {row for (row, _), cell in self.cells.items() if cell.runs}
+        return [row for row in self.rows if row in trained - declared]
 
     @property
     def notes(self) -> list[str]:
@@ -201,7 +213,7 @@ def comparison_sheet(title: str, comparisons: Sequence[Comparison]) -> Sheet:
 
 def _table(name: str, runs: pd.DataFrame, sweeps: Path) -> Table:
     published = published_of(name, sweeps) if any(run.sweep for run in runs["run"]) else Published()
-    order = {row: place for place, row in enumerate(_declared(sweeps / f"{name}.yaml"))}
+    order = {row: place for place, row in enumerate(_declared(sweeps / f"{name}.yaml", FULL))}
     unpublished = {*runs["row"]} - published.rows.keys()
     trained = sorted(unpublished, key=lambda row: (order.get(row, len(order)), _natural(row)))
     rows, columns = (*published.rows, *trained), tuple(columns_of(runs))
@@ -217,10 +229,10 @@ def _table(name: str, runs: pd.DataFrame, sweeps: Path) -> Table:
     return _by_net(table) if is_search(runs["run"]) else table
 
 
-def _declared(file: Path) -> list[str]:
-    """Return the rows in the order of the sweep file; none if they cannot be read from the file."""
+def _declared(file: Path, scale: str) -> list[str]:
+    """Return the rows at a scale, in the order of the sweep file; none if they cannot be read from the file."""
     try:
-        return names_at(file, FULL)
+        return names_at(file, scale)
     except (UserError, ValueError):
         return []
 

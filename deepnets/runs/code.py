@@ -32,7 +32,7 @@ NODES = ("model", "dataset", "optimizer", "schedule", "loss")
 
 
 class OtherCode(UserError):
-    """A run began with other code; the arguments are its folder, the changed files, and how to type a choice."""
+    """A run began with other code; arguments: its folder, the changed files, how to type a choice, and the copy."""
 
     def __str__(self) -> str:
         return f"{self.args[0]}: {self.summary}.\n{self.remedy}"
@@ -46,7 +46,17 @@ class OtherCode(UserError):
     def remedy(self) -> str:
         """Say how to go on with either version of the code."""
         frozen, current = (self.args[2].replace("{}", choice) for choice in CodeChoice)
-        return f"To go on with the code as it was, add {frozen}; with today's code, {current}."
+        copy = self.args[3]
+        if not copy.is_dir():
+            return (
+                f"The code as it was is not here ({RunFolder(copy)}): copy it from where the run was trained, or add "
+                f"{current} for today's code."
+            )
+        again = " Then seeds of both versions count for no claim; overwrite=true trains the named rows and seeds again."
+        return (
+            f"To go on with the code as it was, add {frozen}; with today's code, {current}."
+            f"{again if frozen.startswith('code=') else ''}"
+        )
 
 
 def code_of(config: Config) -> Code | None:
@@ -157,7 +167,7 @@ def code_to_execute(folder: RunFolder, config: Config, option: str = "--code {}"
         return now
     changed = changed_files(folder, before, now)
     if changed and choice is None:
-        raise OtherCode(folder, changed, option)
+        raise OtherCode(folder, changed, option, folder.grid / FOLDER / before.hash)
     return now if changed else before
 
 
@@ -185,7 +195,7 @@ def execute_copy(folder: RunFolder, name: str) -> None:
         if any(_hash(_read(Path(file))) != value for file in [*others, *([loaded] if loaded else [])]):
             raise UserError(
                 f"{folder}: began with another version of {module} than this process has imported, and a process "
-                "can use only one; train this run with a command of its own"
+                "can use only one; choose it in a command, or a Python, of its own"
             )
     execute_from(copy)
 

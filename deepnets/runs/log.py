@@ -125,7 +125,8 @@ class Log:
         line = f"epoch {training.epoch}/{training.epochs}" + "".join(
             f"  {split} {mean.loss:.4f} {mean.error:.2f}%" for split, mean in training.completed.items()
         )
-        line += f"  {row['images_per_second']:,.0f} images/s  {duration(self.time_left(training))} left"
+        pace = f"  {row['images_per_second']:,.0f} images/s" * (row["images_per_second"] > 0)  # 0: only evaluated here
+        line += f"{pace}  {duration(self.time_left(training))} left"
         self._record(line)
         if self.progress.disable and _is_due():
             self._print(line)

@@ -95,14 +95,14 @@ def protocol_of(config: Config, training: Training) -> str:
         images += f", normalised over {group_sizes(config.batch_size, together)[0]} images"
     clip = f", gradient norm at most {training.clip_gradient_norm:g}" if training.clip_gradient_norm else ""
     schedule = training.schedule.lr_lambdas[0]
-    is_described = type(schedule).__str__ is not object.__str__  # a user's own class may have no `__str__`
+    is_described = type(schedule).__str__ is not object.__str__  # a user's own class or function may have none
     loss = f", loss {_described(config.loss)}" if config.loss != PLAIN_LOSS else ""
     operations = [node for node in config.dataset.get("augmentation") or [] if isinstance(node, dict)]
     epochs = f"{training.iterations / len(training.batches):.4g}"
     images += "".join(f", {_described(node)}" for node in operations)
     return (
         f"protocol: {_described(config.optimizer)}{clip}{loss}, "
-        f"{schedule if is_described else type(schedule).__name__}, {images}, "
+        f"{schedule if is_described else _described(config.schedule)}, {images}, "
         f"{training.iterations} iterations ({epochs} epoch{'s' * (epochs != '1')}), "
         f"scale {config.scale.name}, result by {config.selection.value} epoch, "
         f"{str(training.precision).removeprefix('torch.')}"

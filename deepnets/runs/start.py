@@ -45,11 +45,13 @@ def _with_hash(config: Config) -> Config:
 def hash_of(path: Path) -> str:
     """Return the first twelve digits of a SHA-256.
 
-    If the path is a finished run, its result holds the SHA-256 of its weights. If it is a file, this hashes its bytes.
+    If the path is a finished run, its result holds the SHA-256 of its weights. If it is a file, or the folder of an
+    export, this hashes the bytes of the file.
 
     Raises:
-        UserError: the path is neither a finished run with a checksum nor a file.
+        UserError: the path is neither a finished run with a checksum, nor an export, nor a file.
     """
+    path = _file_of_export(path)
     if path.is_dir():
         result = RunFolder(path).result
         if not result or result.status != FINISHED or not result.weights_sha256:
@@ -60,6 +62,12 @@ def hash_of(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS]
     except OSError as error:
         raise UserError(f"weights={path}: neither a run's folder nor a file of weights ({error})") from error
+
+
+def _file_of_export(path: Path) -> Path:
+    """Return the file of weights in a folder that `export` wrote, which has no result; return other paths."""
+    file = path / WEIGHTS
+    return file if file.is_file() and not RunFolder(path).result else path
 
 
 def start_from_weights(model: nn.Module, config: Config, classes: int) -> str | None:
@@ -88,6 +96,7 @@ def start_from_weights(model: nn.Module, config: Config, classes: int) -> str | 
 
 
 def _read(path: Path, expected: str | None) -> dict[str, Tensor]:
+    path = _file_of_export(path)
     if not path.is_dir():
         hash_of.cache_clear()
         weights_hash, state = hash_of(path), read_state(path)

@@ -310,7 +310,7 @@ def fitting(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     wrong = [f"{name} is missing" for name in wanted.keys() - state.keys()]
     wrong += [f"{name} is unknown" for name in state.keys() - wanted.keys()]
     wrong += [
-        f"{name} is {list(state[name].shape)}, not {list(wanted[name].shape)}"
+        f"{name} has the shape {list(state[name].shape)} there, here {list(wanted[name].shape)}"
         for name in wanted.keys() & state.keys()
         if wanted[name].shape != state[name].shape
     ]
@@ -320,7 +320,9 @@ def fitting(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if tensor.layout != torch.strided or tensor.is_meta or tensor.is_complex() or tensor.is_quantized
     ]
     if wrong:
-        raise UserError(f"the weights are of another network: {min(wrong)} ({len(wrong)} differences)")
+        raise UserError(
+            f"the weights are of another network: {min(wrong)} ({len(wrong)} difference{'s' * (len(wrong) > 1)})"
+        )
     return {name: tensor.to(wanted[name].dtype) for name, tensor in state.items()}
 
 

@@ -154,6 +154,13 @@ def test_a_net_of_ones_own_is_told_how_to_join() -> None:
         walk_of(Own().eval())
     with pytest.raises(UserError, match="Wrong: its parts, in their order, give other logits"):
         check_parts(Wrong().eval(), (1, 8, 8))
+    unpooled = Said()
+    unpooled.head = nn.Linear(4, 10)
+    unpooled.forward = lambda x: torch.zeros(len(x), 10)
+    with pytest.raises(
+        UserError, match=r"Said: its parts do not fit together in their order: .*pooling and flattening"
+    ):
+        check_parts(unpooled.eval(), (1, 8, 8))
     empty = Said()
     empty.stages, empty.last = nn.ModuleList(), nn.Identity()
     with pytest.raises(UserError, match=r"no units to look at.*property `parts`"):

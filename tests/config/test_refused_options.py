@@ -106,6 +106,14 @@ def test_a_folder_of_data_that_is_not_there_is_told_before_rows_are_composed(
     assert [row.config.dataset["root"] for row in rows_of_command()] == [f"{tmp_path}/nowhere"]
 
 
+def test_the_folder_of_a_run_needs_no_quotes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "tiny,digits,epochs=5" / "seed0"
+    place.mkdir(parents=True)
+    monkeypatch.setattr(sys, "argv", ["scripts/train.py", f"weights={place}", f"dataset.root={place}"])
+    (row,) = rows_of_command()
+    assert (row.config.weights, row.config.dataset["root"]) == (str(place), str(place))
+
+
 def test_help_is_the_page_that_hydra_would_print(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

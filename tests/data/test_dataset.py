@@ -50,6 +50,16 @@ def test_images_of_another_kind_than_stated_are_refused(shape: tuple[int, ...], 
         dataset(source).load(CPU)
 
 
+def test_a_source_with_labels_of_another_type_is_refused() -> None:
+    split = Split(torch.zeros(4, 5, 5, 3, dtype=torch.uint8), torch.arange(4, dtype=torch.int32))
+
+    def source(root: Path) -> Source:
+        return replace(tiny(root), find=lambda: DataFiles((4, 4), lambda: (split, split)))
+
+    with pytest.raises(UserError, match="images are uint8 and its labels int32; the source must return uint8 and in"):
+        dataset(source).load(CPU)
+
+
 def test_images_that_a_gpu_cannot_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (52 * 75 - 1, 80 * 2**30))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")

@@ -15,6 +15,7 @@ from deepnets.config.trust import choosing_code, trusting
 from deepnets.errors import UserError
 from deepnets.launch.grid import check_tables, launch
 from deepnets.launch.plan import show_plan
+from deepnets.runs.code import OtherCode
 from deepnets.runs.contents import Code, Origin, Result
 from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.naming import folder_of, folders_of
@@ -180,6 +181,8 @@ def test_all_runs_that_cannot_go_on_with_the_code_of_their_beginning_are_named(
     assert f"seed0 and 1 more{missing.format(tmp_path / 'runs/.code' / ('a' * 16))}" in lines[1]
     assert f"seed2{missing.format(tmp_path / 'runs/.code' / ('b' * 16))}" in lines[2]
     assert len(lines) == 3
+    changed = OtherCode(folder_of(rows[0]), ["own.py"], "code={}", tmp_path / "runs/.code" / ("a" * 16))
+    assert changed.remedy.startswith("The code as it was is not here")
     with choosing_code(None):
         assert show_plan(rows) == 1  # which takes the same choice
     assert capsys.readouterr().out.count("the code that the run began with is missing") == 2

@@ -187,7 +187,7 @@ def test_an_illegal_row_is_given_with_its_reason_beside_the_legal_ones(tmp_path:
     done = train("-m", "model.depth=8,9,14", "plan=true", f"output_root={tmp_path}")
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    assert "runs       3: 2 new, 1 illegal" in done.stdout
+    assert "runs       3: 2 new, 1 cannot start" in done.stdout
     assert "1 of 3 runs cannot start" in done.stdout
     assert "depth=9/seed0: model: depth is 9" in done.stdout
     assert list(tmp_path.iterdir()) == []
@@ -203,7 +203,7 @@ def test_a_finished_run_with_other_settings_cannot_start_as_the_command_says(
     capsys.readouterr()
     assert show_plan(rows) == 1
     said = capsys.readouterr().out
-    assert "1 illegal" in said
+    assert "1 cannot start" in said
     assert "other settings: epochs 3 there, 1 here" in said
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from deepnets.config.project import CONF
+from deepnets.config.sweep import check_file
 from deepnets.errors import UserError
 from deepnets.results.published import (
     AGREES,
@@ -127,3 +128,19 @@ def test_rows_of_other_papers_are_their_accuracies(sweep: str, accuracies: dict[
         {name: 100 - accuracy for name, accuracy in accuracies.items()}, abs=1e-9
     )
     assert all(rows[name].is_literature for name in accuracies)
+
+
+def test_what_the_report_cannot_use_is_said(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("sweep: {reported: {statistik: mean of 3, statistic: mean of three seeds}}")
+    unknown, unclear = published_of("mine", tmp_path).problems
+    assert "sweep.reported.statistik: no such key; reported has test_error," in unknown
+    assert "sweep.reported.statistic is 'mean of three seeds', but must begin with single" in unclear
+    with pytest.raises(UserError, match=r"mine\.yaml: sweep\.reported\.statistic is 'mean of three seeds'"):
+        check_file(write(tmp_path, "mean of three seeds"))
+    check_file(write(tmp_path, "mean of 5, a replication"))
+
+
+def write(folder: Path, statistic: str) -> Path:
+    file = folder / "mine.yaml"
+    file.write_text(f"# @package _global_\nsweep: {{reported: {{statistic: '{statistic}'}}}}")
+    return file

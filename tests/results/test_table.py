@@ -189,6 +189,15 @@ def test_a_divergence_is_a_fail_in_every_table(tmp_path: Path) -> None:
     assert table.notes[1:] == ["fail: a non-finite median."]
 
 
+def test_a_row_that_was_deleted_from_the_file_is_said(tmp_path: Path) -> None:
+    (tmp_path / "t.yaml").write_text("sweep: {rows: {model: [a, b]}}")
+    config = {"seed": 0, "scale": {"name": "full"}, "sweep": {"axes": ["model"]}}
+    runs = [Run(RunFolder(f"t/{name}/seed0"), config, {}, {"test_error": 5.0}, State("finished")) for name in "acd"]
+    (table,) = tables_of(runs, tmp_path)
+    assert table.warnings == ["the sweep's file does not have the row c and 1 more; its runs are shown"]
+    assert tables_of(runs[:1], tmp_path)[0].warnings == []
+
+
 def test_rows_are_ranked_within_each_value_of_the_first_axis(tmp_path: Path) -> None:
     printed = {f"{dataset},{row}": error for dataset in ("easy", "hard") for error, row in enumerate("vwxyz")}
     ours = {"easy": (1, 2, 3, 4, 5), "hard": (19, 18, 17, 16, 14)}

@@ -48,7 +48,7 @@ def student(root: Path, *changes: str) -> Row:
 def test_it_starts_from_the_run_or_from_a_file_of_its_weights(teacher: RunFolder, tmp_path: Path) -> None:
     file = write_weights(read_weights(teacher.path), tmp_path / "exported")
     expected = dict(load_run(teacher.path)[0].named_parameters())
-    for place in (teacher.path, file):
+    for place in (teacher.path, file, file.parent):
         found = student(tmp_path, f"weights='{place}'", STILL, "seed=1")
         assert launch([found]) == 0
         for name, parameter in load_run(folder_of(found).path)[0].named_parameters():
