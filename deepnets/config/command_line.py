@@ -20,7 +20,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from deepnets.config.build import check_early, check_ranges, takes
 from deepnets.config.compose import (
-    ABSENT,
     Composed,
     check_words,
     compose,
@@ -31,12 +30,10 @@ from deepnets.config.compose import (
     plain_value,
     search_of,
     searching,
-    selected,
-    value_at,
 )
 from deepnets.config.identity import flat, is_execution
 from deepnets.config.project import CONF, check_options_folder, read_project
-from deepnets.config.schema import DEFAULTS, Row, Search, Sweep, axes_of
+from deepnets.config.schema import ABSENT, DEFAULTS, Row, Search, Sweep, axes_of, selected, value_at
 from deepnets.config.sweep import check_file, params_of, rows_of
 from deepnets.config.trust import trust
 from deepnets.errors import UserError, brief

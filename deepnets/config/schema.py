@@ -1,14 +1,14 @@
 """The names and types of a run's settings. Every value is in conf/, none here.
 
 `${name:...}` in conf/ calls the functions at the end: they choose a value by the scale or by another value, or draw it
-for a random search.
+for a random search. `selected` and `value_at` read a dotted key.
 """
 
 import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum, StrEnum
 from typing import Annotated, Any, Literal, Optional
 
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -18,6 +18,7 @@ from pydantic_core import CoreSchema
 from deepnets.system.settings import Count, Memory, Name, NotNegative, Positive, PositiveFactor, Seed, Threads
 
 DEFAULTS = "train"  # the file in conf/ that composes one run
+ABSENT = object()  # stands for the value of a key that does not exist
 
 
 class Precision(StrEnum):
@@ -250,3 +251,24 @@ def _draw(setting: int, name: str) -> float:
 
 def _rounded(value: float) -> float:
     return float(f"{value:.4g}")
+
+
+def selected(config: DictConfig, key: str, otherwise: Any = None, resolve: bool = True) -> Any:
+    """Return the plain value of a dotted key; `otherwise` if the key, or a key that its value refers to, is missing."""
+    value = OmegaConf.select(config, key, default=otherwise, throw_on_resolution_failure=False)
+    if OmegaConf.is_config(value):
+        return OmegaConf.to_container(value, resolve=resolve)
+    return value.name if isinstance(value, Enum) else value
+
+
+def value_at(config: Any, key: str, otherwise: Any = None) -> Any:
+    """Return the value of a dotted key of a typed configuration, as `selected` does."""
+    node = config
+    for name in key.split("."):
+        if isinstance(node, list):
+            node = node[int(name)] if name.isdecimal() and int(name) < len(node) else ABSENT
+        else:
+            node = node.get(name, ABSENT) if isinstance(node, dict) else getattr(node, name, ABSENT)
+        if node is ABSENT:
+            return otherwise
+    return node.name if isinstance(node, Enum) else node

@@ -7,10 +7,10 @@ from dataclasses import asdict, replace
 from itertools import chain, combinations, islice
 from pathlib import Path
 
-from deepnets.config.compose import ABSENT, composed, selected, value_at
+from deepnets.config.compose import composed
 from deepnets.config.identity import flat, folder_name, is_execution
 from deepnets.config.project import CONF
-from deepnets.config.schema import DEFAULTS, Row
+from deepnets.config.schema import ABSENT, DEFAULTS, Row, selected, value_at
 from deepnets.config.sweep import SWEEPS
 from deepnets.errors import UserError, brief
 from deepnets.runs.folder import RunFolder
