@@ -96,7 +96,7 @@ def launch(rows: list[Row]) -> int:
                 continue
         to_execute[folder] = row.config
     for files, count in trained_before_change.items():
-        print_line(f"{_finished(count)} before your code changed ({files}); to train in another folder, add {BESIDE}")
+        print_line(trained_before(count, files))
     for change, count in other_data.items():
         print_line(f"{_finished(count)} on other images than those {change}; to train in another folder, add {BESIDE}")
     _copy_sweep(rows[0], folders[0])
@@ -310,6 +310,14 @@ def _check_settings(row: Row, launcher: Launcher) -> None:
     """Raise a UserError if the run's settings are illegal or the launcher cannot execute it."""
     code = code_of(row.config)
     check(launchable(row.config, launcher), code.hash if code else None)
+
+
+def trained_before(count: int, files: str) -> str:
+    """Return a line about `count` finished runs that were trained before these files of the user's code changed."""
+    return (
+        f"{_finished(count)} before your code changed ({files}); to train in another folder, add {BESIDE}, or again in "
+        "this one, overwrite=true with these rows and seeds"
+    )
 
 
 def _finished(count: int) -> str:

@@ -15,10 +15,10 @@ from deepnets.config.schema import Config, Row
 from deepnets.data.dataset import Dataset
 from deepnets.errors import UserError
 from deepnets.launch.cost import Paces
-from deepnets.launch.grid import Launcher, check_tables, launchable, lines_by_reason, use_chosen_code
+from deepnets.launch.grid import Launcher, check_tables, launchable, lines_by_reason, trained_before, use_chosen_code
 from deepnets.launch.reuse import twins_of
 from deepnets.runs.checkpoint import LAST
-from deepnets.runs.code import OtherCode, code_of, code_to_execute
+from deepnets.runs.code import OtherCode, changed_files, code_of, code_to_execute, noted_code
 from deepnets.runs.contents import Unreadable
 from deepnets.runs.folder import OtherSettings, RunFolder
 from deepnets.runs.naming import folders_of
@@ -51,6 +51,8 @@ def show_plan(rows: list[Row]) -> int:
             status.update(as_text(f"planning {number}/{len(rows)} {folder}"))
             planned.append(_plan(row.config, folder, launcher, paces))
     _print(first, planned)
+    for files, count in Counter(run.changed for run in planned if run.changed).items():
+        print_line(trained_before(count, files))
     _print_twins(twins_of(rows, folders))
     return 1 if any(run.problem for run in planned) else 0
 
@@ -114,7 +116,7 @@ class _Planned:
     `flops` count the whole training, without evaluations. `left` is the fraction that is not trained yet. It takes
     `seconds` on one device, 0 if nothing is left or the device is not on this machine; `spread` is the relative error
     of that time, None if the time is an estimate. The run uses `devices` devices and `memory` bytes on each, 0 if the
-    memory was never measured.
+    memory was never measured. `changed` names the files of the user's code that have changed since the run finished.
     """
 
     folder: RunFolder
@@ -127,6 +129,7 @@ class _Planned:
     memory: int = 0
     spread: float | None = None
     problem: str | None = None
+    changed: str = ""
 
 
 def _plan(config: Config, folder: RunFolder, launcher: Launcher, paces: Paces) -> _Planned:
@@ -145,7 +148,9 @@ def _plan(config: Config, folder: RunFolder, launcher: Launcher, paces: Paces) -
         flops = FLOPS_PER_MAC * size.macs * images
         left = 0.0 if is_complete else 1 - (_trained(folder) / iterations if state == "resumable" else 0.0)
         if is_complete:
-            return _Planned(folder, state, left, size, flops)
+            before = noted_code(folder) if code else None
+            changed = changed_files(folder, before, code) if code and before else []
+            return _Planned(folder, state, left, size, flops, changed=", ".join(changed))
         missing = dataset.source.found.missing
         if not _is_here(config.device):  # e.g. on a login node, whose CPU says nothing about the device
             return _Planned(folder, state, left, size, flops, problem=missing)

@@ -221,7 +221,9 @@ def test_code_that_changes_while_a_run_is_unfinished(project: Path, tmp_path: Pa
     # Of finished runs it is said; their networks are loaded by the code that trained them, if that is asked for.
     done = train(*words(project, root, "epochs=5"))
     assert done.returncode == 0
-    assert "1 finished run was trained before your code changed (own_scales.py)" in done.stdout
+    planned = train(*words(project, root, "epochs=5", "plan=true"))
+    for each in (done, planned):
+        assert "1 finished run was trained before your code changed (own_scales.py)" in each.stdout
     export = [sys.executable, "-m", "deepnets", "export", str(folder), "--to", str(tmp_path / "weights")]
     export += [f"--trust={project / 'own_shortcuts.py'}"]
     for choice, exit_code in (([], 1), (["--code", "frozen"], 0), (["--code", "current"], 0)):
