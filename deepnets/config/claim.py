@@ -221,7 +221,7 @@ def _claim(node: Any) -> Claim:
 def _registered(node: Mapping[str, Any]) -> Registered:
     wrong = f"sweep.claims: {node}: must be as {REGISTERED_EXAMPLE}"
     if {*node} - {"test", "place"} != {"sentence", "rows", "quantity", "margin"}:
-        raise UserError(f"{wrong}; the first four are needed, and only test may be added")
+        raise UserError(f"{wrong}; the first four are needed, and only place and test may be added")
     sentence, rows, quantity, margin = (node[key] for key in ("sentence", "rows", "quantity", "margin"))
     if not all(isinstance(text, str) and text.strip() for text in (sentence, quantity)):
         raise UserError(f"{wrong}; sentence and quantity are texts")

@@ -49,7 +49,7 @@ from deepnets.errors import UserError
 CONF_ALONE = Search()
 CALLBACKS = {"callbacks": None}  # the entry of Hydra's own defaults list that chooses callbacks
 NODES = ("model", "dataset", "optimizer", "schedule", "loss", "launcher")  # the chosen option decides their keys
-COMPOSED_KEYS = ("scale", "setting", "sweep")  # they decide other values or the rows, so Hydra composes them
+COMPOSED_KEYS = ("scale", "setting", "sweep")  # they decide other values or the rows
 SET_KEYS = frozenset(key.name for key in fields(Config)) - {*COMPOSED_KEYS}
 
 

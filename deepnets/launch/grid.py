@@ -315,8 +315,8 @@ def _check_settings(row: Row, launcher: Launcher) -> None:
 def trained_before(count: int, files: str) -> str:
     """Return a line about `count` finished runs that were trained before these files of the user's code changed."""
     return (
-        f"{_finished(count)} before your code changed ({files}); to train in another folder, add {BESIDE}, or again in "
-        "this one, overwrite=true with these rows and seeds"
+        f"{_finished(count)} before your code changed ({files}); to train in another folder, add {BESIDE}; to train "
+        "them again here, name their rows and seeds and add overwrite=true"
     )
 
 

@@ -267,7 +267,7 @@ def _time(seconds: float, spreads: Sequence[float | None]) -> str:
     measured = [spread for spread in spreads if spread is not None]
     if len(measured) < len(spreads):
         return f"~ {_duration(seconds)}"
-    return f"{_duration(seconds)} ± {100 * max(measured):.0f}%"
+    return f"{_duration(seconds)} ± {max(1, round(100 * max(measured)))}%"
 
 
 def _counted(states: Counter[str]) -> str:
