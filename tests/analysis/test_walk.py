@@ -157,9 +157,7 @@ def test_a_net_of_ones_own_is_told_how_to_join() -> None:
     unpooled = Said()
     unpooled.head = nn.Linear(4, 10)
     unpooled.forward = lambda x: torch.zeros(len(x), 10)
-    with pytest.raises(
-        UserError, match=r"Said: its parts do not fit together in their order: .*pooling and flat"
-    ):
+    with pytest.raises(UserError, match=r"Said: its parts do not fit together in their order: .*pooling and flat"):
         check_parts(unpooled.eval(), (1, 8, 8))
     empty = Said()
     empty.stages, empty.last = nn.ModuleList(), nn.Identity()
