@@ -320,9 +320,7 @@ def fitting(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if tensor.layout != torch.strided or tensor.is_meta or tensor.is_complex() or tensor.is_quantized
     ]
     if wrong:
-        raise UserError(
-            f"the weights are of another network: {min(wrong)} ({len(wrong)} difference{'s' * (len(wrong) > 1)})"
-        )
+        raise UserError(f"the weights are of another network: {min(wrong)} (differences: {len(wrong)})")
     return {name: tensor.to(wanted[name].dtype) for name, tensor in state.items()}
 
 

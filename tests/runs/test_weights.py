@@ -145,7 +145,7 @@ def test_torchvisions_state_is_taken_over(suffix: str, tmp_path: Path) -> None:
 
 def test_a_state_of_another_network_is_refused(tmp_path: Path) -> None:
     model = build_model(["model=imagenet_resnet18", "dataset=synthetic"])
-    with pytest.raises(UserError, match=r"head.bias has the shape \[11\] there, here \[10\] \(2 dif"):
+    with pytest.raises(UserError, match=r"head.bias has the shape \[11\] there, here \[10\] \(differences: 2"):
         load_state(model, get_model("resnet18", num_classes=11).state_dict())
     torch.save({"epoch": 3}, tmp_path / "checkpoint.pth")
     with pytest.raises(UserError, match="holds more than weights by name"):
