@@ -33,6 +33,7 @@ from deepnets.runs.execute import inspect
 from deepnets.runs.folder import BESIDE, Locked, OtherSettings, RunFolder, run_folders
 from deepnets.runs.naming import folders_of
 from deepnets.runs.record import change_of_images, describe_result, duration
+from deepnets.runs.start import check_start
 from deepnets.runs.status import read_state, read_states
 from deepnets.system.files import write_atomically
 from deepnets.system.printing import as_text, print_error, print_line, print_rich, with_progress
@@ -310,6 +311,7 @@ def _check_settings(row: Row, launcher: Launcher) -> None:
     """Raise a UserError if the run's settings are illegal or the launcher cannot execute it."""
     code = code_of(row.config)
     check(launchable(row.config, launcher), code.hash if code else None)
+    check_start(row.config)
 
 
 def trained_before(count: int, files: str) -> str:

@@ -22,6 +22,7 @@ from deepnets.runs.code import OtherCode, changed_files, code_of, code_to_execut
 from deepnets.runs.contents import Unreadable
 from deepnets.runs.folder import OtherSettings, RunFolder
 from deepnets.runs.naming import folders_of
+from deepnets.runs.start import check_start
 from deepnets.runs.status import UNREADABLE
 from deepnets.system.files import LONGEST_METRICS, read_text
 from deepnets.system.printing import as_text, console_for, print_line
@@ -51,6 +52,10 @@ def show_plan(rows: list[Row]) -> int:
             status.update(as_text(f"planning {number}/{len(rows)} {folder}"))
             planned.append(_plan(row.config, folder, launcher, paces))
     _print(first, planned)
+    begun = [folder for folder in folders if folder.has_begun]
+    if first.overwrite and begun:
+        deleted = Counter("finished" if folder.is_complete else "unfinished" for folder in begun)
+        print_line(f"overwrite=true first deletes {deleted.total()} of these runs: {_counted(deleted)}")
     for files, count in Counter(run.changed for run in planned if run.changed).items():
         print_line(trained_before(count, files))
     _print_twins(twins_of(rows, folders))
@@ -144,6 +149,8 @@ def _plan(config: Config, folder: RunFolder, launcher: Launcher, paces: Paces) -
         code_hash = code.hash if code else None
         dataset, iterations = check_settings(config if is_complete else launchable(config, launcher), code_hash)
         size = size_of(config, dataset, code_hash)
+        if not is_complete:
+            check_start(config)
         epochs, images = _extent(config, dataset, iterations)
         flops = FLOPS_PER_MAC * size.macs * images
         left = 0.0 if is_complete else 1 - (_trained(folder) / iterations if state == "resumable" else 0.0)

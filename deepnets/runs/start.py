@@ -1,13 +1,16 @@
 """Starts a run from the weights of another run or of a file: `weights=RUN_OR_FILE`."""
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
+from deepnets.config.build import build
 from deepnets.config.schema import Config, Row
 from deepnets.errors import UserError
 from deepnets.runs.checkpoint import load_checked
@@ -15,6 +18,7 @@ from deepnets.runs.contents import FINISHED
 from deepnets.runs.folder import WEIGHTS, RunFolder
 from deepnets.runs.record import state_checksum
 from deepnets.runs.weights import by_own_names, fitting, read_state
+from deepnets.training.assembly import dataset_of
 
 DIGITS = 12  # of the SHA-256 that becomes part of the run's identity
 
@@ -70,6 +74,23 @@ def _file_of_export(path: Path) -> Path:
     return file if file.is_file() and not RunFolder(path).result else path
 
 
+def check_start(config: Config) -> None:
+    """Load the weights that the configuration names into its network, once in each process.
+
+    Raises:
+        UserError: as `start_from_weights`.
+    """
+    if config.weights is not None:
+        dataset, model = dataset_of(config), json.dumps(config.model, sort_keys=True)
+        _check_start(model, dataset.shape, dataset.classes, config.weights, config.weights_hash)
+
+
+@lru_cache(maxsize=256)
+def _check_start(model: str, shape: tuple[int, int, int], classes: int, weights: str, weights_hash: str | None) -> None:
+    with torch.random.fork_rng(devices=[]):
+        _start(build("model", json.loads(model), shape=shape, classes=classes), weights, weights_hash, classes)
+
+
 def start_from_weights(model: nn.Module, config: Config, classes: int) -> str | None:
     """Copy the weights that the configuration names into a fresh network; returns a line about it.
 
@@ -78,11 +99,12 @@ def start_from_weights(model: nn.Module, config: Config, classes: int) -> str | 
     Raises:
         UserError: the weights have changed since the run was set up, are damaged, or are of another network.
     """
-    if config.weights is None:
-        return None
-    path = Path(config.weights)
-    initial = model.state_dict()
-    state = by_own_names(_read(path, config.weights_hash), initial)
+    return None if config.weights is None else _start(model, config.weights, config.weights_hash, classes)
+
+
+def _start(model: nn.Module, weights: str, weights_hash: str | None, classes: int) -> str:
+    initial, path = model.state_dict(), Path(weights)
+    state = by_own_names(_read(path, weights_hash), initial)
     fresh = sorted(
         name
         for name in initial.keys() & state.keys()

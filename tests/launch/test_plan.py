@@ -171,6 +171,7 @@ def test_finished_resumable_and_new_rows_are_named(tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
     anew = train(*GRID, "plan=true", "overwrite=true", f"output_root={tmp_path}")
     assert "runs       3: 3 new" in anew.stdout
+    assert "overwrite=true first deletes 2 of these runs: 1 finished, 1 unfinished" in anew.stdout
 
 
 @pytest.mark.slow

@@ -109,6 +109,7 @@ def test_weights_that_cannot_be_meant_are_a_line(
         student(tmp_path, *(change.format(teacher=link) for change in changes))
 
 
-def test_weights_of_another_network_are_refused_before_it_trains(teacher: RunFolder, tmp_path: Path) -> None:
+def test_weights_of_another_network_are_refused_before_a_folder_is_made(teacher: RunFolder, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the weights are of another network"):
         launch([student(tmp_path, f"weights='{teacher.path}'", "model.widths=[4,4,4]")])
+    assert not list(tmp_path.iterdir())
