@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from deepnets.analysis.commands.output import tracked, whole_numbers
+from deepnets.analysis.commands.output import whole_numbers
 from deepnets.analysis.commands.subject import Subject, fresh_network, model_option, one_batch
 from deepnets.analysis.gradients import first_to_last, gradient_norms, signals
 from deepnets.analysis.walk import walk_of, with_batch_statistics
@@ -26,6 +26,7 @@ from deepnets.config.schema import Config
 from deepnets.errors import UserError, printable
 from deepnets.models.unit import Ordering
 from deepnets.results.page import write_page
+from deepnets.system.printing import with_progress
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import fit
 from deepnets.training.hardware import choose_precision, find_device
@@ -62,7 +63,7 @@ def run(arguments: argparse.Namespace) -> None:
         (name, depth, shortcut) for name in designs for depth in depths for shortcut in shortcuts_of(SCALES, BIASES)
     ]
     bars = {}
-    for name, depth, (scale, bias) in tracked(combinations, "networks"):
+    for name, depth, (scale, bias) in with_progress(combinations, "networks"):
         config = transformer if name in NORMS else resnet
         size = {"depth": depth} if name in NORMS else {"depth": None, "units": [depth]}
         changes = {**designs[name], **size, "shortcut": _shortcut(scale, bias)}

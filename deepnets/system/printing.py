@@ -3,7 +3,8 @@
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from operator import length_hint
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -41,17 +42,21 @@ def print_error(line: str) -> None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)
 
 
-def with_progress(parts: Sequence[Part], title: str) -> Iterator[Part]:
-    """Yield the parts; after two seconds, a bar on stderr (in a log, a line each minute) shows how many are done."""
+def with_progress(parts: Iterable[Part], title: str, total: int | None = None) -> Iterator[Part]:
+    """Yield the parts; after two seconds, a bar on stderr (in a log, a line each minute) shows how many are done.
+
+    Parts without a length need their number, `total`.
+    """
     begun = time.monotonic()
+    total = length_hint(parts) if total is None else total
     due = begun + PATIENCE_SECONDS
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(title, total=len(parts), visible=False)
+        task = progress.add_task(title, total=total, visible=False)
         for done, part in enumerate(parts):
             progress.update(task, completed=done, visible=time.monotonic() - begun > PATIENCE_SECONDS)
             if progress.disable and time.monotonic() > due:
-                print_error(f"{title}: {done:,} of {len(parts):,}")
+                print_error(f"{title}: {done:,} of {total:,}")
                 due = time.monotonic() + LINE_SECONDS
             yield part
 

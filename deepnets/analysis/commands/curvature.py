@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy
 
-from deepnets.analysis.commands.output import Output, tracked
+from deepnets.analysis.commands.output import Output
 from deepnets.analysis.commands.subject import names_apart, subjects_of
 from deepnets.command import count, number, whole
 from deepnets.data.batches import EvaluationBatches
 from deepnets.errors import UserError
 from deepnets.monitor.style import COLOURS, line, new_figure
+from deepnets.system.printing import with_progress
 
 AT_ONCE = 250  # images in one double backward pass, which holds all activations
 
@@ -88,7 +89,7 @@ class _Shown:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         self.passes += 1
-        return iter(tracked(self.batches, f"product {self.passes} of {self.name}"))
+        return with_progress(self.batches, f"product {self.passes} of {self.name}")
 
 
 class Hessian:

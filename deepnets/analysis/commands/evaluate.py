@@ -9,7 +9,7 @@ from typing import get_args
 
 import torch
 
-from deepnets.analysis.commands.output import Output, tracked
+from deepnets.analysis.commands.output import Output
 from deepnets.analysis.commands.subject import Subject, placed, subject_of
 from deepnets.config.schema import Precision
 from deepnets.data.augmentation import ViewName
@@ -18,6 +18,7 @@ from deepnets.errors import UserError
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.weights import load_state, read_state
 from deepnets.system.files import fresh, new_name
+from deepnets.system.printing import with_progress
 from deepnets.training.assembly import dataset_of, splits_of
 from deepnets.training.fit import Evaluated, Sums, autocast, evaluate, logits_of
 from deepnets.training.hardware import choose_precision
@@ -62,7 +63,7 @@ def run(arguments: argparse.Namespace) -> None:
             return
         view, batches = _batches(subject, arguments.view)
         sums = Sums(subject.device, top=batches.top)
-        for _ in tracked(evaluate(subject.model, batches, sums, precision), "evaluating", len(batches)):
+        for _ in with_progress(evaluate(subject.model, batches, sums, precision), "evaluating", len(batches)):
             pass
         mean, images = sums.mean(), int(sums.values[2])
         numbers = {"test_error": mean.error, "top5_error": mean.top_error, "loss": mean.loss, "images": images}

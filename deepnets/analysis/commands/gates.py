@@ -7,12 +7,13 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from deepnets.analysis import gates
-from deepnets.analysis.commands.output import Output, tracked, whole_numbers
+from deepnets.analysis.commands.output import Output, whole_numbers
 from deepnets.analysis.commands.subject import Subject, subject_of
 from deepnets.analysis.walk import walk_of
 from deepnets.command import number, whole
 from deepnets.errors import UserError
 from deepnets.monitor.style import new_figure, show_array
+from deepnets.system.printing import with_progress
 
 ABSENT = "0.85"  # the grey of blocks that a narrower layer lacks
 
@@ -38,7 +39,7 @@ def run(arguments: argparse.Namespace) -> None:
     all_images = training.split if arguments.images is None else subject.batches("train").split
     index = _index(arguments, len(all_images))
     subject.settled()
-    routing = gates.routing_of(walk, tracked(training, "gates"), len(subject.classes))
+    routing = gates.routing_of(walk, with_progress(training, "gates"), len(subject.classes))
     shown = [label for label in classes if routing.images[label]]
     mean, of_classes = routing.mean, routing.of_classes
     one = all_images.select(all_images.labels.new_tensor([index]))

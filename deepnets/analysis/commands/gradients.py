@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import nn
 
-from deepnets.analysis.commands.output import Output, tracked, whole_numbers
+from deepnets.analysis.commands.output import Output, whole_numbers
 from deepnets.analysis.commands.subject import (
     Subject,
     fresh_network,
@@ -43,6 +43,7 @@ from deepnets.config.schema import Config
 from deepnets.errors import UserError
 from deepnets.models.resnet import ResNet
 from deepnets.monitor.style import COLOURS, GREY, line, mark_stages, mean_and_range, new_figure, show_array
+from deepnets.system.printing import with_progress
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import fit
 from deepnets.training.hardware import choose_precision
@@ -136,7 +137,7 @@ def _snapshots(subject: Subject, label: str, arguments: argparse.Namespace, fres
         tested = model if time == "trained" else as_in_training
         batches = subject.batches("test", arguments.test_images)
         try:
-            below, values = clipped(walk_of(tested), tracked(batches, f"clipping in {subject.name}"))
+            below, values = clipped(walk_of(tested), with_progress(batches, f"clipping in {subject.name}"))
         except UserError:
             below = values = np.zeros(len(walk))
         snapshots.append(
@@ -151,7 +152,7 @@ def _snapshots(subject: Subject, label: str, arguments: argparse.Namespace, fres
                 cancelled=cancelled(walk, x, labels),
                 below=below,
                 values=values,
-                responses=responses(tested, tracked(batches, f"responses of {subject.name}")),
+                responses=responses(tested, with_progress(batches, f"responses of {subject.name}")),
             )
         )
     return snapshots

@@ -10,12 +10,13 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
-from deepnets.analysis.commands.output import Output, tracked
+from deepnets.analysis.commands.output import Output
 from deepnets.analysis.commands.subject import subject_of
 from deepnets.analysis.gates import Routing, interval, routing_of
 from deepnets.analysis.walk import walk_of
 from deepnets.command import number
 from deepnets.monitor.style import COLOURS, line, new_figure
+from deepnets.system.printing import with_progress
 
 Interval = tuple[float, float, float]  # value, low, high
 
@@ -30,7 +31,7 @@ def run(arguments: argparse.Namespace) -> None:
     subject = subject_of(arguments)
     walk = walk_of(subject.settled())
     batches = subject.batches("train", arguments.images)
-    routing = routing_of(walk, tracked(batches, "gates"), len(subject.classes))
+    routing = routing_of(walk, with_progress(batches, "gates"), len(subject.classes))
     with Output("highway", subject.folder, arguments) as output:
         layers = _layers(routing)
         output.table("layers", layers)

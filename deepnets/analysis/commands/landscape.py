@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from deepnets.analysis.commands.output import Output, Saved, tracked
+from deepnets.analysis.commands.output import Output, Saved
 from deepnets.analysis.commands.subject import Subject, names_apart, one_batch, subjects_of
 from deepnets.analysis.walk import with_batch_statistics
 from deepnets.command import number, whole
 from deepnets.errors import UserError
 from deepnets.monitor.style import COLOURS, line, new_figure
+from deepnets.system.printing import with_progress
 
 Weights = Mapping[str, Tensor]  # parameters by name
 Steps = tuple[tuple[float, Weights], ...]
@@ -137,7 +138,7 @@ def _scores(subject: Subject, places: Sequence[Steps], arguments: argparse.Names
     model: nn.Module = with_batch_statistics(subject.model)
     weights = dict(model.named_parameters())
     scores = []
-    for index, steps in enumerate(tracked(places, f"loss around {subject.name}")):
+    for index, steps in enumerate(with_progress(places, f"loss around {subject.name}")):
         key = f"{subject.name} {index}"
         scores.append(saved.once(key, partial(score_at, model, weights, steps, x, labels)))
     return np.array(scores)

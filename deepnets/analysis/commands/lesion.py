@@ -19,13 +19,14 @@ from matplotlib.figure import Figure
 from scipy.stats import kendalltau, pearsonr, spearmanr
 
 from deepnets.analysis import lesion, paths
-from deepnets.analysis.commands.output import Output, Saved, tracked
+from deepnets.analysis.commands.output import Output, Saved
 from deepnets.analysis.commands.subject import Subject, names_apart, one_batch, subjects_of
 from deepnets.analysis.lesion import Scores, Variant
 from deepnets.analysis.walk import walk_of
 from deepnets.command import count, number, whole
 from deepnets.errors import UserError
 from deepnets.monitor.style import COLOURS, line, mark_stages, mean_and_range, new_figure
+from deepnets.system.printing import with_progress
 from deepnets.training.hardware import choose_precision
 
 CACHED_VALUES = 2**20  # a unit's input of this size stays in a processor's cache: such batches are the fastest
@@ -97,7 +98,7 @@ class Lesioned:
         """Score the variants on all images; the sums of each batch are saved as soon as they are known."""
         self.asked += 1
         sums, images = np.zeros((len(variants), 2)), 0
-        for x, labels in tracked(self.batches, f"{len(variants)} variants of {self.name}"):
+        for x, labels in with_progress(self.batches, f"{len(variants)} variants of {self.name}"):
             key = f"{self.name} {self.asked} {images}"
             values = self.saved.once(key, partial(lesion.sums_of, self.walk, x, labels, variants, self.precision))
             sums += np.reshape(values, sums.shape)

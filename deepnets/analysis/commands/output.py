@@ -9,15 +9,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 from PIL import Image
 from pydantic import TypeAdapter, ValidationError
-from rich.console import Console
-from rich.progress import track
 from torch import nn
 
 from deepnets.config.claim import claims_on_file
@@ -30,7 +28,6 @@ from deepnets.results.registered import noted_by
 from deepnets.runs.folder import RunFolder
 from deepnets.system.files import LONGEST, make_own_folder, opened_to_append, read_text, write_atomically
 
-Part = TypeVar("Part")
 LINE = TypeAdapter(tuple[str, list[float]])
 
 
@@ -177,9 +174,3 @@ def _checksum(nets: Iterable[nn.Module]) -> str:
     for tensor in (tensor for net in nets for tensor in net.state_dict().values()):
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
-
-
-def tracked(parts: Iterable[Part], what: str, total: int | None = None) -> Iterable[Part]:
-    """Iterate over the parts with a progress bar on the terminal; give their number `total` if they have no length."""
-    console = Console(stderr=True)
-    return track(parts, what, total=total, console=console, transient=True, disable=not console.is_terminal)

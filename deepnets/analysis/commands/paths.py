@@ -12,13 +12,14 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from deepnets.analysis import paths
-from deepnets.analysis.commands.output import Output, Saved, tracked
+from deepnets.analysis.commands.output import Output, Saved
 from deepnets.analysis.commands.subject import Subject, subject_of
 from deepnets.analysis.gradients import bypass_of
 from deepnets.analysis.walk import Walk, walk_of
 from deepnets.command import number, whole
 from deepnets.errors import UserError
 from deepnets.monitor.style import COLOURS, DOTS, GREY, new_figure
+from deepnets.system.printing import with_progress
 
 RESAMPLES = 1000
 
@@ -88,7 +89,7 @@ def _norms(
     through, image = paths.random_paths(len(walk), lengths.tolist(), arguments.draws, len(x), generator)
     norms = torch.empty(len(image), dtype=torch.float64)
     parts = image.argsort().split(paths.PATHS)
-    for place, some in enumerate(tracked(parts, "paths")):
+    for place, some in enumerate(with_progress(parts, "paths")):
         compute = partial(paths.norms_along, walk, x, labels, through[some], image[some])
         norms[some] = torch.tensor(saved.once(f"paths {place}", compute), dtype=torch.float64)
     return norms.view(len(lengths), -1).numpy()
@@ -98,7 +99,7 @@ def _norms_of_sums(walk: Walk, x: Tensor, labels: Tensor, saved: Saved) -> np.nd
     """Compute the norm of the sum over all paths of each length, averaged over the images, (lengths,)."""
     starts = range(0, len(x), paths.AT_ONCE)
     sums = []
-    for start in tracked(starts, "sums of paths"):
+    for start in with_progress(starts, "sums of paths"):
         some = slice(start, start + paths.AT_ONCE)
         sums.append(saved.once(f"sums {start}", partial(_sums, walk, x[some], labels[some])))
     return np.sum(sums, axis=0) / len(x)

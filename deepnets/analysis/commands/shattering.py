@@ -16,13 +16,14 @@ import torch
 from matplotlib.figure import Figure
 
 from deepnets.analysis import shattering
-from deepnets.analysis.commands.output import Output, Saved, tracked, whole_numbers
+from deepnets.analysis.commands.output import Output, Saved, whole_numbers
 from deepnets.analysis.commands.subject import Subject, names_apart, one_batch, subjects_of
 from deepnets.analysis.shattering import GradientMoments, Kind, Net
 from deepnets.command import count, number, whole
 from deepnets.config.project import home
 from deepnets.errors import UserError
 from deepnets.monitor.style import COLOURS, GREY, mean_and_deviation, new_figure, show_array
+from deepnets.system.printing import with_progress
 
 Key = tuple[Kind, float, int]  # a kind of net, its beta and depth
 
@@ -274,7 +275,7 @@ def _line_gradients(subject: Subject, arguments: argparse.Namespace, saved: Save
     model = subject.settled()
     pairs = list(zip(x[0::2], x[1::2], labels[0::2].tolist(), strict=False))
     lines = []
-    for index, pair in enumerate(tracked(pairs, f"lines of {subject.name}")):
+    for index, pair in enumerate(with_progress(pairs, f"lines of {subject.name}")):
         one_line = partial(shattering.line_gradients, model, *pair, shattering.POINTS)
         lines.append(saved.once(f"{subject.name} {index}", one_line))
     return np.array(lines)
