@@ -102,7 +102,7 @@ def attack(bases: Sequence[int], folder: Path, data: st.DataObject) -> None:
         named = (*way, value, "training set", "sbatch", "DictConfig", "GiB")
         assert any(str(name) in message for name in named), (way, value, message)
     else:
-        is_word = way in (("scale", "name"), ("output_root",))  # which may be nan
+        is_word = way in (("scale", "name"), ("output_root",), ("name",), ("weights",), ("weights_hash",))  # nan is one
         assert is_word or not (isinstance(value, float) and not math.isfinite(value)), way
 
 
