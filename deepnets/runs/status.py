@@ -32,19 +32,19 @@ BEAT_SECONDS = 10.0
 DEAD_SECONDS = 60.0  # a run without a heartbeat for so long is dead: it has missed six
 STALLED_SECONDS = 600.0  # a run without an iteration for so long is stalled; its heartbeat goes on even if NCCL hangs
 
-WAITING, QUEUED, RUNNING, PREEMPTED, DEAD = "waiting", "queued", "running", "preempted", "dead"
+WAITING, QUEUED, RUNNING, STOPPED, DEAD = "waiting", "queued", "running", "stopped", "dead"
 CANCELLED = "cancelled"
 # In the order of a run's life.
-STATES = (WAITING, QUEUED, RUNNING, PREEMPTED, CANCELLED, DEAD, FAILED, DIVERGED, FINISHED)
-OF_SLURM = (QUEUED, RUNNING, PREEMPTED, DEAD)  # in these states, SLURM may know more than a run's files
+STATES = (WAITING, QUEUED, RUNNING, STOPPED, CANCELLED, DEAD, FAILED, DIVERGED, FINISHED)
+OF_SLURM = (QUEUED, RUNNING, STOPPED, DEAD)  # in these states, SLURM may know more than a run's files
 
 OVER = (CANCELLED, DEAD, FAILED, DIVERGED, FINISHED)  # in these, nothing more happens unless somebody starts the run
 
 REFRESH_SECONDS = 2.0
-STYLES = {FINISHED: "green", RUNNING: "cyan", PREEMPTED: "yellow", DIVERGED: "yellow", FAILED: "red", DEAD: "bold red"}
+STYLES = {FINISHED: "green", RUNNING: "cyan", STOPPED: "yellow", DIVERGED: "yellow", FAILED: "red", DEAD: "bold red"}
 STYLES |= {CANCELLED: "yellow"}
 # If not all runs fit on the screen, running ones come first, then those that may need somebody.
-URGENCY = (RUNNING, DEAD, FAILED, CANCELLED, PREEMPTED, QUEUED, WAITING, DIVERGED, FINISHED)
+URGENCY = (RUNNING, DEAD, FAILED, CANCELLED, STOPPED, QUEUED, WAITING, DIVERGED, FINISHED)
 COLUMNS: dict[str, dict[str, Any]] = {
     "state": {"no_wrap": True},
     "epoch": {"justify": "right", "no_wrap": True},
@@ -66,7 +66,7 @@ class State:
 
     `progress` is the last that was written, None while a run starts. `silent` counts the seconds since the last
     heartbeat, and `job` is SLURM's name of the task that runs, ran or will run it. `reason` says in a line why the run
-    failed, died, waits, is queued, preempted or cancelled, or that it stalls.
+    failed, died, waits, is queued, stopped or cancelled, or that it stalls.
     """
 
     name: str
@@ -100,8 +100,8 @@ def state_of(folder: RunFolder, dead_after: float = DEAD_SECONDS) -> State:
         return state(FAILED, reason=" ".join(result.reason.split()))
     if not status:
         return State(WAITING)
-    if status.state == PREEMPTED:
-        return state(PREEMPTED)
+    if status.state == STOPPED:
+        return state(STOPPED)
     if silent > dead_after:
         return state(DEAD)
     idle = progress.seconds_idle + silent if progress else 0
@@ -133,7 +133,7 @@ def _with_task(folder: RunFolder, state: State, answer: jobs.Answer | None) -> S
         why = task.reason and f": {task.reason}"
         if state.name == QUEUED:
             return replace(state, reason=f"pending{why}")
-        return replace(state, name=PREEMPTED, reason=f"queued again{why}")
+        return replace(state, name=STOPPED, reason=f"queued again{why}")
     is_over = task is not None and task.has_ended
     if not is_over and (state.name == RUNNING or (task and state.name == QUEUED)):
         return state
@@ -148,7 +148,7 @@ def _with_task(folder: RunFolder, state: State, answer: jobs.Answer | None) -> S
         if not reason and jobs.never_began(folder, job):
             return replace(state, name=CANCELLED, reason="in the queue")
         return replace(state, name=WAITING, job=None, reason=f"job {job} {reason or 'is no longer in the queue'}")
-    if state.name == PREEMPTED:  # the run has saved its state and lost nothing
+    if state.name == STOPPED:  # the run has saved its state and lost nothing
         return replace(state, reason=(reason or "").partition(" before")[0] or None)
     return replace(state, name=DEAD, reason=reason)
 
@@ -183,7 +183,7 @@ class Heartbeat:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._ended.set()
         self._thread.join()
-        self._write(PREEMPTED if kind and issubclass(kind, Interrupted | KeyboardInterrupt) else "ended")
+        self._write(STOPPED if kind and issubclass(kind, Interrupted | KeyboardInterrupt) else "ended")
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):

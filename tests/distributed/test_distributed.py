@@ -186,7 +186,7 @@ def test_a_stopped_run_continues_to_the_same_bits_under_torchrun_too(undisturbed
     assert told.count("SIGUSR1") == 1
     assert_ended(process.pid)
     assert not (tmp_path / "result.json").exists()
-    assert folder.status.state == "preempted"
+    assert folder.status.state == "stopped"
 
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m"]
     process = command(folder, *torchrun, "deepnets.run", str(tmp_path))

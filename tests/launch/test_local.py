@@ -269,7 +269,7 @@ def test_a_stopped_group_goes_on_to_the_same_bits(grid: Path, tmp_path: Path, by
         assert process.returncode == 130
         assert "4 runs trained at once are saved" in told
         states = {json.loads((folder / "status.json").read_text())["state"] for folder in folders_in(tmp_path)}
-        assert states == {"preempted"}
+        assert states == {"stopped"}
     done = train(*GRID, f"output_root={tmp_path}")
     assert done.returncode == 0, done.stderr
     assert "resuming at iteration" in done.stdout

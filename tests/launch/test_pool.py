@@ -124,7 +124,7 @@ def one_ctrl_c_saves_the_rows_in_flight_and_starts_no_other(grid: Grid) -> None:
     os.killpg(process.pid, signal.SIGINT)
     told, errors = process.communicate(timeout=600)
     assert process.returncode == 130, errors
-    assert grid.states() == ["preempted"] * 2 + ["waiting"] * 6
+    assert grid.states() == ["stopped"] * 2 + ["waiting"] * 6
     assert not any(map(is_alive, pids.values()))
     assert "SIGINT" in errors
     assert "Traceback" not in told + errors + (grid.folder(0).path / "output.txt").read_text()
@@ -167,7 +167,7 @@ def the_death_of_the_pool_ends_its_rows_which_save(grid: Grid) -> None:
     told, _ = process.communicate()
     assert "7 of 8 runs already finished" in told
     until(lambda: not is_alive(pids[0]))
-    assert grid.states() == ["preempted"] + ["finished"] * 7
+    assert grid.states() == ["stopped"] + ["finished"] * 7
 
 
 def test_fail_fast_stops_the_rows_in_flight_and_starts_no_other(
@@ -184,7 +184,7 @@ def test_fail_fast_stops_the_rows_in_flight_and_starts_no_other(
     assert launch(rows) == 1
     states = [state_of(folder) for folder in folders_of(rows)]
     assert (states[1].name, states[1].reason) == ("failed", "RuntimeError: b is broken")
-    assert states[0].name in ("preempted", "waiting")  # as far as it had come
+    assert states[0].name in ("stopped", "waiting")  # as far as it had come
     assert states[2].name == "waiting"
     assert "1 of 3 runs failed" in capsys.readouterr().err
 
@@ -249,7 +249,7 @@ def test_runs_of_two_devices_are_stopped_and_resumed_to_the_same_bits(tmp_path: 
     command = [*TRAIN, "-m", "seed=0,1", *words, f"output_root={tmp_path / 'stopped'}"]
     for number in (signal.SIGINT, signal.SIGTERM):
         stopped_after_an_epoch(command, folders[0], number)
-        assert [state_of(RunFolder(folder)).name for folder in folders] == ["preempted", "waiting"]
+        assert [state_of(RunFolder(folder)).name for folder in folders] == ["stopped", "waiting"]
     process = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=False)
     assert process.returncode == 0, process.stderr
     assert (folders[0] / "output.txt").read_text().count("resuming at iteration") == 2

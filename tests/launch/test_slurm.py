@@ -31,7 +31,7 @@ from deepnets.results.table import tables_of
 from deepnets.runs import checkpoint, jobs
 from deepnets.runs.contents import FAILED, Result
 from deepnets.runs.folder import RunFolder
-from deepnets.runs.status import DEAD, PREEMPTED, read_states, show, state_of
+from deepnets.runs.status import DEAD, STOPPED, read_states, show, state_of
 from tests.command import ROOT, metrics, row
 from tests.paced import TRUST
 from tests.slurm import (
@@ -183,7 +183,7 @@ def one_run_stopped_in_many_ways(root: Path, pace: Path) -> dict[str, Any]:
     facts["killed"] = [ending(job(killed)), state_of(RunFolder(killed), dead_after=0).name]
     facts["resubmitted"] = launched(root, "k", *run, "checkpoint_seconds=1")
     for folder in stopped:
-        until(lambda folder=folder: state_of(RunFolder(folder)).name == PREEMPTED, f"{folder} is saved")
+        until(lambda folder=folder: state_of(RunFolder(folder)).name == STOPPED, f"{folder} is saved")
     (pace / "slow").unlink()
     for folder in stopped:
         if folder == reduced:
@@ -329,7 +329,7 @@ def test_a_sweep_of_two_devices_has_the_names_states_data_and_report_of_one(
         until((stopped.path / "metrics.csv").is_file, "an epoch")
         assert state_of(stopped).name == "running"
         answer("scancel", "--batch", "--signal=USR1", job(stopped.path))
-        until(lambda: state_of(stopped).name == PREEMPTED, "it is saved")
+        until(lambda: state_of(stopped).name == STOPPED, "it is saved")
         (pace / "slow").unlink()
         start_again(job(stopped.path))
         until(lambda: not queue(), "all end")

@@ -77,7 +77,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 KILLED = ["dead", "killed by SIGKILL, as the system does when memory runs out"]
-NODE = (["preempted", "node failed"], ["dead", "node failed"])  # as SLURM let it save, or killed it sooner
+NODE = (["stopped", "node failed"], ["dead", "node failed"])  # as SLURM let it save, or killed it sooner
 
 
 def test_what_slurm_did_with_a_run_is_told_apart(ends: dict[str, Any]) -> None:
@@ -88,7 +88,7 @@ def test_what_slurm_did_with_a_run_is_told_apart(ends: dict[str, Any]) -> None:
         "c": ["cancelled", None],
         "k": KILLED,
         "n": ends["then"]["n"],
-        "r": ["preempted", "queued again: BeginTime"],
+        "r": ["stopped", "queued again: BeginTime"],
         "h": held,
         "x": ["cancelled", "in the queue"],
     }
@@ -106,7 +106,7 @@ def test_without_slurm_logs_tell_it(ends: dict[str, Any]) -> None:
     """A run that was cancelled before it began has none: its files say that it was submitted."""
     told = ends["by files"]
     assert told["c"] == ["cancelled", None]
-    assert told["r"] == ["preempted", None]
+    assert told["r"] == ["stopped", None]
     assert told["h"] == told["x"] == ["queued", None]
     recent = ["running", None]  # as long as the last heartbeat is not old
     assert told["n"] in (*NODE, recent)

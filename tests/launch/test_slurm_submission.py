@@ -12,7 +12,7 @@ from deepnets.config.trust import trusting
 from deepnets.errors import UserError
 from deepnets.launch.grid import launch
 from deepnets.runs.folder import RunFolder
-from deepnets.runs.status import PREEMPTED, state_of
+from deepnets.runs.status import STOPPED, state_of
 from tests.command import row
 from tests.slurm import NET, SLURM, answer, folder_of, job, launched, once, queue, start_again, until
 
@@ -81,7 +81,7 @@ def submitted_and_refused(root: Path, pace: Path) -> dict[str, Any]:
     tasks = [job(folder.path) for folder in folders]
     until(lambda: (folders[0].path / "metrics.csv").is_file(), "an epoch")
     answer("scancel", "--batch", "--signal=USR1", tasks[0])
-    until(lambda: state_of(folders[0]).name == PREEMPTED, "it is saved")
+    until(lambda: state_of(folders[0]).name == STOPPED, "it is saved")
     (pace / "slow").unlink()
     until(lambda: queue().keys() == {tasks[0]}, "the other one ends, and this one is queued again")
     shown = answer("squeue", "--noheader", "--name=runs:report", "--format=%T %r %P %E")

@@ -15,7 +15,7 @@ from deepnets.errors import UserError
 from deepnets.launch.grid import launch
 from deepnets.runs import checkpoint
 from deepnets.runs.folder import RunFolder
-from deepnets.runs.status import PREEMPTED, read_states, state_of
+from deepnets.runs.status import STOPPED, read_states, state_of
 from tests.command import metrics, row
 from tests.slurm import NET, SLURM, answer, ending, folder_of, job, launched, once, queue, start_again, until
 
@@ -112,7 +112,7 @@ def a_task_of_several_runs(root: Path, pace: Path) -> dict[str, Any]:
     os.kill(folders["c"].status.pid, signal.SIGKILL)
     until(lambda: (folders["d"].path / "metrics.csv").is_file(), "d has an epoch")
     answer("scancel", "--batch", "--signal=USR1", task)
-    until(lambda: state_of(folders["d"]).name == PREEMPTED, "d is saved")
+    until(lambda: state_of(folders["d"]).name == STOPPED, "d is saved")
     (pace / "slow").unlink()
     facts["then"] = [state.name for state in read_states(list(folders.values())).values()]
     start_again(task)
@@ -193,7 +193,7 @@ def test_lines_of_setup_precede_the_run_and_end_the_task_where_they_fail(many: d
 
 
 def test_runs_of_a_task_fail_and_go_on_each_on_its_own(several: dict[str, Any]) -> None:
-    assert several["then"] == ["finished", "failed", "running", "preempted", "queued"]
+    assert several["then"] == ["finished", "failed", "running", "stopped", "queued"]
     assert several["states"] == ["finished", "failed", "dead", "finished", "finished"]
     assert len(set(several["jobs"])) == 1
     assert several["reason"] == "RuntimeError: b is broken"

@@ -101,7 +101,7 @@ def test_the_accounting_says_what_the_queue_has_forgotten(folder: RunFolder, mon
     assert "--jobs=7 " in (programs / "asked").read_text()
     answers(squeue="8_0|RUNNING|None\\n7_3|PENDING|Priority\\n")
     (programs / "asked").unlink()
-    assert told(folder) == ("preempted", "queued again: Priority")
+    assert told(folder) == ("stopped", "queued again: Priority")
     assert "--jobs" not in (programs / "asked").read_text()
 
 

@@ -51,7 +51,7 @@ def in_flight(tmp_path: Path) -> Iterator[tuple[RunFolder, subprocess.Popen[byte
 
 
 @pytest.mark.slow
-def test_a_run_is_waiting_running_preempted_and_dead(in_flight: tuple[RunFolder, subprocess.Popen[bytes]]) -> None:
+def test_a_run_is_waiting_running_stopped_and_dead(in_flight: tuple[RunFolder, subprocess.Popen[bytes]]) -> None:
     folder, process = in_flight
     assert state_of(folder).name == "waiting"
     until(lambda: state_of(folder).progress is not None or process.poll() is not None)
@@ -64,7 +64,7 @@ def test_a_run_is_waiting_running_preempted_and_dead(in_flight: tuple[RunFolder,
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 128 + signal.SIGTERM
     stopped = state_of(folder)
-    assert stopped.name == "preempted"
+    assert stopped.name == "stopped"
     assert stopped.progress.iteration >= running.progress.iteration
 
 
@@ -118,10 +118,10 @@ def test_a_run_that_beats_without_an_iteration_stalls(tmp_path: Path) -> None:
     assert Progress.model_validate(earlier).seconds_idle == 0
 
 
-def test_only_a_signal_makes_a_run_preempted(tmp_path: Path) -> None:
+def test_only_a_signal_makes_a_run_stopped(tmp_path: Path) -> None:
     for error, name in (
-        (Interrupted(signal.SIGUSR1), "preempted"),
-        (KeyboardInterrupt(), "preempted"),
+        (Interrupted(signal.SIGUSR1), "stopped"),
+        (KeyboardInterrupt(), "stopped"),
         (RuntimeError("x"), "running"),
     ):
         with pytest.raises(type(error)), Heartbeat(RunFolder(tmp_path)):

@@ -114,7 +114,7 @@ def test_the_end_of_the_terminal_saves_a_run_unless_it_is_ignored(tmp_path: Path
     process.send_signal(signal.SIGHUP)
     assert process.wait(60) == 128 + signal.SIGHUP
     assert "Stopped by SIGHUP" in process.stderr.read()
-    assert folder_in(tmp_path / "a").status.state == "preempted"
+    assert folder_in(tmp_path / "a").status.state == "stopped"
     process = begun(tmp_path / "b", first=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))  # as nohup does
     process.send_signal(signal.SIGHUP)
     time.sleep(1)
