@@ -1,5 +1,6 @@
 """Says Hydra's and OmegaConf's errors in plain words: the override, what is wrong with it, the nearest names."""
 
+import os
 import re
 import shlex
 from collections.abc import Iterable
@@ -12,10 +13,13 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from deepnets.config.build import TARGETS, signature_of
 from deepnets.config.project import CONF
-from deepnets.config.schema import Published, Sweep
+from deepnets.config.schema import Config, Published, Sweep
+from deepnets.config.trust import is_trusted
 
 HYDRA_ERRORS = (HydraException, OmegaConfBaseException)
+KEYS = [key.name for key in fields(Config)]
 SHORT = 160  # characters: a longer list of names is not printed
 PACKAGE = "a sweep, like a protocol, begins with the line # @package _global_"
 VALUES = {  # OmegaConf's messages about a value, and how this project says them
@@ -28,6 +32,7 @@ VALUES = {  # OmegaConf's messages about a value, and how this project says them
     r"Key .* not in 'Published'": f"no such key; reported has {', '.join(key.name for key in fields(Published))}",
     r"Key 'protocol' not in .*": "no such key here; " + PACKAGE,
     r"Invalid value assigned: str is not a ListConfig.*": "must be a list; zip is a list of lists, as [[a, b]]",
+    r"Cannot assign \w+ to Dict.*": "is chosen below `defaults:`, as `- override /model: resnet20`",
 }
 
 
@@ -42,7 +47,7 @@ def explain(error: Exception) -> str:
             return f"{group}={option}: no such option; a list of defaults names it as `override /{nested}: {option}`"
         if not group:
             return f"{option}: no such file of defaults; --config-name and a project's `defaults` omit its .yaml"
-        if (Path("conf") / group / f"{option}.yaml").is_file():  # the user has the option, but has not named its folder
+        if os.path.isfile(f"conf/{group}/{option}.yaml"):  # the user has the option, but has not named its folder
             words = "--project project.yaml" if Path("project.yaml").is_file() else "--config-dir conf"
             return f"{group}={option}: no such option; to use those in ./conf, add {words}"
         return f"{group}={option}: no such option{_nearest(option, error.options or (), '--help')}"
@@ -51,13 +56,18 @@ def explain(error: Exception) -> str:
     if match := re.match(r"In '(.+)': \w+ raised while composing config:", line):
         reason = str(error).partition("\n")[2].partition("\n")[0]
         key = re.search(r"full_key: (\S+)", str(error))
-        return f"{match[1]}.yaml: {f'{key[1]}: ' if key else ''}{_why_illegal(reason)}"
+        plainer = _why_illegal(reason)
+        if plainer == reason and (unknown := re.fullmatch(r"Key '(.+)' not in 'Config'", reason)):
+            return f"{match[1]}.yaml: {unknown[1]}: no such key{_nearest(unknown[1], KEYS, '--cfg job')}"
+        return f"{match[1]}.yaml: {f'{key[1]}: ' if key else ''}{plainer}"
     if match := re.match(r"In '(.+)': Could not override '(.+)@.+'", line):
         return f"{match[1]}.yaml: no {match[2]} to override here; {PACKAGE}"
     if match := re.match(r"Could not override '(.+)'\.", line):
         node = getattr(cause, "parent_node", None)
         names = OmegaConf.to_container(node) if isinstance(node, DictConfig) else {}
         typed = str(getattr(cause, "key", match[1]))
+        if typed == match[1].rpartition(".")[2] and _class_takes(typed, names):
+            return f"{match[1]}: the option's file does not set it; add it there, or type +{match[1]}=VALUE"
         return f"{match[1]}: no such key{_options_with(match[1]) or _nearest_key(typed, names)}"
     if match := re.match(r"Error merging override (.+)", line):
         return f"{match[1]}: {_why_illegal(str(cause).partition(chr(10))[0])}"
@@ -75,8 +85,21 @@ def explain(error: Exception) -> str:
         return f"{match[1]}: add -m to train a run with each value{brackets}"
     if match := re.match(r".*[Mm]issing mandatory value: (.+)", line):
         return f"{match[1] if '.' in match[1] else getattr(error, 'full_key', match[1])}: needs a value"
+    if not line and isinstance(cause, Exception):
+        return explain(cause)
     full_key = getattr(error, "full_key", None)
     return f"{full_key}: {line}" if full_key else line
+
+
+def _class_takes(name: str, node: Any) -> bool:
+    """Return whether the class or function that the node names, if it is trusted, has an argument of this name."""
+    target = node.get("_target_") if isinstance(node, dict) else None
+    if not isinstance(target, str) or not (target in TARGETS or is_trusted(target)):
+        return False
+    try:
+        return name in signature_of(target)[0]
+    except Exception:  # the user's own module cannot be imported, which is said when it is needed
+        return False
 
 
 def _why_illegal(line: str) -> str:

@@ -8,6 +8,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from deepnets.config.compose import compose
 from deepnets.config.schema import Search
+from deepnets.config.trust import trusting
 from deepnets.errors import UserError
 from deepnets.hydra_errors import explain
 
@@ -86,6 +87,35 @@ def test_a_file_without_its_package_is_named(tmp_path: Path, group: str, text: s
     assert explained.startswith(f"{message}; ")
     assert explained.endswith("; a sweep, like a protocol, begins with the line # @package _global_")
     assert ("sweep has rows, seeds," in explained) is ("no such key" in message and group == "sweep")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("epoch: 5\n", "epoch: no such key; the nearest: epochs"),
+        ("model: resnet20\n", "model: is chosen below `defaults:`, as `- override /model: resnet20`"),
+    ],
+)
+def test_a_wrong_key_of_a_sweeps_file_is_named(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "mine.yaml").write_text(f"# @package _global_\n{text}")
+    with pytest.raises(HydraException) as caught:
+        compose(["sweep=mine"], Search((f"file://{tmp_path}",)))
+    assert explain(caught.value) == f"sweep/mine.yaml: {message}"
+
+
+def test_a_key_that_the_class_takes_and_the_file_lacks_is_said(tmp_path: Path) -> None:
+    (tmp_path / "schedule").mkdir()
+    (tmp_path / "schedule" / "mine.yaml").write_text("{_target_: fractions.Fraction, numerator: 1}\n")
+    search = Search((f"file://{tmp_path}",))
+    said = []
+    for trusted in ([], ["fractions.Fraction"]):
+        with trusting(trusted), pytest.raises(HydraException) as caught:
+            compose(["schedule=mine", "schedule.denominator=2"], search)
+        with trusting(trusted):
+            said.append(explain(caught.value))
+    assert said[0] == "schedule.denominator: no such key; one of _target_, numerator"
+    assert said[1].startswith("schedule.denominator: the option's file does not set it; add it there, or type +sch")
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def card_of(folder: RunFolder, weights: Weights, program: str | None = None) -> 
         "seeds": f"these weights are of seed {config.seed}; test errors of the row, in percent: "
         + ", ".join(f"seed {seed}: {ended}" for seed, ended in _errors_by_seed(folder, config).items()),
         "parameters": str(result.parameters),
-        "trained by": f"commit {result.commit}, torch {result.versions.get('torch')}, {result.device}",
+        "trained by": f"deepnets of commit {result.commit}, torch {result.versions.get('torch')}, {result.device}",
         "exported by": f"deepnets {version('deepnets')}",
         **(_input_facts(weights.input) if weights.input else {}),
     }

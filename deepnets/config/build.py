@@ -12,7 +12,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from deepnets.config.schema import Config, Row
 from deepnets.config.trust import is_trusted, trusted, why_refused
-from deepnets.errors import UserError, brief, own_code_message
+from deepnets.errors import UserError, brief, first_line, own_code_message
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -45,6 +45,7 @@ TARGETS = frozenset(
     for name in names
 )
 
+_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)  # *args, **kwargs
 LARGEST = 2**63  # torch's integers are smaller
 LONGEST_TARGET = 200  # characters
 PLAINER_WORDS = {  # from words in pydantic's messages to ours
@@ -63,7 +64,8 @@ def build(where: str, node: dict[str, Any], **runtime: Any) -> Any:
     """Call the target of `node` with the node's arguments and `runtime`, and return the object; messages name `where`.
 
     Raises:
-        UserError: as `check_node`; or the target raises a ValueError, or the user's own class raises any error.
+        UserError: as `check_node`; or the target raises a ValueError, or the node has a class of the user's own and
+            any error is raised.
     """
     check_node(where, node, runtime)
     try:
@@ -71,17 +73,19 @@ def build(where: str, node: dict[str, Any], **runtime: Any) -> Any:
     except UserError:
         raise
     except Exception as error:
+        own = {*targets_in(node)} - TARGETS
         reason = own_code_message(error) or (str(error) if isinstance(error, ValueError) else None)
-        if reason is None:
+        if reason is None and not own:
             raise
-        raise UserError(f"{where}: {reason}") from error
+        raise UserError(f"{where}: {reason or f'{type(error).__name__}: {first_line(error)}'}") from error
 
 
 def check_node(where: str, node: dict[str, Any], runtime: Collection[str]) -> None:
     """Check that `build` can call the node, with `runtime` as the names of further arguments.
 
     Raises:
-        UserError: the target is not allowed, an argument is unknown, missing or of another type than annotated.
+        UserError: the target is not allowed, an argument is unknown, missing or of another type than annotated; or the
+            target does not take an argument that deepnets passes.
     """
     if not isinstance(node, dict):
         raise UserError(f"{where}={brief(node)}: choose one of its options")
@@ -235,7 +239,8 @@ def _check(
             reason = " ".join(str(error.__cause__ or error).split())  # Hydra's message has four lines
             raise UserError(f"{where}: {target} cannot be imported: {reason}") from error
         raise
-    unknown = [key for key in arguments if key not in parameters or key in runtime]
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    unknown = [key for key in arguments if key in runtime or (key not in parameters and not takes_any)]
     if unknown:
         allowed = ", ".join(name for name in parameters if name not in runtime) or "none"
         raise UserError(f"{where}: unknown key {brief(unknown[0])}; {target} takes: {allowed}")
@@ -243,9 +248,16 @@ def _check(
         _check_nested(f"{where}.{key}", value, get_origin(annotations.get(key)) is Callable)
         if key in annotations and not (isinstance(value, dict) and "_target_" in value):
             _check_type(f"{where}.{key}", value, annotations[key])
+    if not takes_any and not parameters.keys() >= {*runtime}:
+        takes = f"it takes {', '.join(parameters) or 'nothing'}"
+        raise UserError(f"{where}: {target} must take {' and '.join(runtime)}, which deepnets passes; {takes}")
+    if is_partial and parameters.keys() <= arguments.keys():
+        raise UserError(f"{where}: {target} must take one more argument, which deepnets passes later")
     present = {*arguments, *runtime}
     missing = [
-        name for name, parameter in parameters.items() if parameter.default is parameter.empty and name not in present
+        name
+        for name, parameter in parameters.items()
+        if parameter.default is parameter.empty and parameter.kind not in _VARIABLE and name not in present
     ]
     if len(missing) > is_partial:  # deepnets passes the one argument that a partial node leaves open
         needs = f"{target} needs {'all but one of them' if is_partial else 'them'}"

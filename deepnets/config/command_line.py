@@ -118,8 +118,8 @@ def check_options(row: Row) -> None:
     axes, defaults = _options_on_axes(fixed), fixed.choices
     typed = {word.partition("=")[0].lstrip("+~") for word in row.overrides}
     for group in sorted(typed & defaults.keys() - {*FIXING_GROUPS, "scale"}):
-        option = row.choices[group]
-        if is_execution(group) or option in (defaults[group], *axes.get(group, [])):
+        option = row.choices.get(group)  # None for ~GROUP
+        if is_execution(group) or option in (None, defaults[group], *axes.get(group, [])):
             continue
         replaced, chosen = _option_words({**row.choices, **defaults}), _option_words(row.choices)
         alternatives = (replaced, chosen, (*chosen, *fixing))

@@ -145,7 +145,7 @@ def composed(overrides: tuple[str, ...], search: Search = CONF_ALONE) -> Compose
     check_words(overrides)
     if plain := _plain_values(overrides, SET_KEYS | {"setting"}):
         base = composed(tuple(word for word in overrides if word not in plain), search)
-        with suppress(OmegaConfBaseException):  # Hydra says below what is wrong
+        with suppress(OmegaConfBaseException, ValueError, AssertionError):  # Hydra says below what is wrong
             config = deepcopy(base.config)
             for key, value in plain.values():
                 OmegaConf.update(config, key, value)

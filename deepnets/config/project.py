@@ -74,8 +74,8 @@ def check_options_folder(folder: Path) -> None:
     """Check that the options in a folder can be used together with conf/.
 
     Raises:
-        UserError: the folder is missing, an option in it cannot be read, or conf/ has an option of the same name, which
-            would be read instead.
+        UserError: the folder is missing, an option in it is too large or too deep, or conf/ has an option of the same
+            name, which would be read instead. Hydra refuses a file that is not YAML, once a command chooses it.
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder of options")
@@ -85,7 +85,9 @@ def check_options_folder(folder: Path) -> None:
             raise UserError(f"{file}: deepnets has an option of this name, and reads that one; rename yours{named}")
         try:
             check_bounds(read_text(Path(os.path.realpath(file)), LONGEST), ALIASES)
-        except (OSError, ValueError, yaml.YAMLError) as error:
+        except yaml.YAMLError:
+            continue
+        except (OSError, ValueError) as error:
             raise UserError(f"{file}: cannot be read as options: {' '.join(str(error).split())}") from error
 
 

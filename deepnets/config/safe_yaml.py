@@ -49,12 +49,13 @@ def plain_yaml(text: str) -> Any:
 def check_bounds(text: str, aliases: int = 0) -> None:
     """Raise ValueError if a YAML text is too long, nested too deep, or has more than `aliases` aliases.
 
-    An alias repeats a part of the text. It is also refused if it lies inside this part, as it would repeat for ever.
+    Hydra reads texts with aliases, by Python's loader, which may read on where libyaml stops. An alias repeats a part
+    of the text. It is also refused if it lies inside this part, as it would repeat for ever.
     """
     if len(text) > LONGEST:
         raise ValueError(f"{len(text)} characters, at most {LONGEST} are read")
     nodes: list[str | None] = []  # the anchors of the nodes around the event
-    for event in yaml.parse(text, LOADER):
+    for event in yaml.parse(text, LOADER if aliases == 0 else yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent) and (aliases := aliases - 1) < 0:
             raise ValueError(f"line {event.start_mark.line + 1}: an alias (*{event.anchor}); write the value itself")
         if isinstance(event, yaml.AliasEvent) and event.anchor in nodes:

@@ -317,8 +317,9 @@ def _check_settings(row: Row, launcher: Launcher) -> None:
 def trained_before(count: int, files: str) -> str:
     """Return a line about `count` finished runs that were trained before these files of the user's code changed."""
     return (
-        f"{_finished(count)} before your code changed ({files}); to train in another folder, add {BESIDE}; to train "
-        "them again here, name their rows and seeds and add overwrite=true"
+        f"{_finished(count)} before your code changed ({files}); rows with seeds of both versions count for no claim. "
+        f"To train in another folder, add {BESIDE}; to train these again here, name their rows and seeds, for example "
+        "model/shortcut=NAME seed=0, and add overwrite=true"
     )
 
 
@@ -327,8 +328,8 @@ def _finished(count: int) -> str:
 
 
 def _copy_sweep(row: Row, folder: RunFolder) -> None:
-    """Copy the file of a user's own sweep beside its runs, because reports compare the runs with its numbers."""
-    if row.config.sweep and (file := file_of_sweep(row)).parent != SWEEPS and file.is_file():
+    """Copy the sweep's file beside its runs, because a report that is made elsewhere needs its numbers and claims."""
+    if row.config.sweep and (file := file_of_sweep(row)).is_file():
         write_atomically(folder.path.parents[1] / file.name, file.read_bytes())
 
 

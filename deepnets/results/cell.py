@@ -8,9 +8,10 @@ from functools import cached_property
 from statistics import fmean, median, stdev
 from typing import Any
 
+from deepnets.results.columns import mixes_code
 from deepnets.results.page import NOTHING, percent, signed
 from deepnets.results.published import FAIL, PublishedRow, printed_of, true_difference, verdict_of
-from deepnets.results.read import Run, example, mixes_code
+from deepnets.results.read import Run, example
 from deepnets.results.statistics import median_interval
 from deepnets.runs.contents import DIVERGED, FINISHED
 

@@ -13,9 +13,17 @@ from deepnets.config.claim_test import DRAWN, Analysed, ClaimTest
 from deepnets.config.schema import axes_of
 from deepnets.config.sweep import sweep_of, value_at_scale
 from deepnets.results.cell import FAIL_ABOVE, TRIAL, compared_error, final_loss, net_of
-from deepnets.results.columns import Column, arithmetic_of, columns_of, frame_of, in_other_arithmetic, is_plain
+from deepnets.results.columns import (
+    Column,
+    arithmetic_of,
+    columns_of,
+    frame_of,
+    in_other_arithmetic,
+    is_plain,
+    mixes_code,
+)
 from deepnets.results.finding import CHANCE, FAIL_MARGIN, MOST, Finding, Side, Waiting
-from deepnets.results.read import Run, example, mixes_code, read_runs
+from deepnets.results.read import Run, example, read_runs
 from deepnets.results.registered import RegisteredFinding, analysed_number, noted_by, number_of, share_above
 from deepnets.results.statistics import WORST_ERROR, holm
 from deepnets.results.table import Table

@@ -150,7 +150,7 @@ def show_seeds(rows: Sequence[Row]) -> None:
         status = (
             f"not tested: {OTHER_DEPTH}"
             if is_shallow
-            else f"each is looked at with {', '.join(map(str, LOOKS))} seeds of its rows"
+            else f"each looks at its pairs of rows with {', '.join(map(str, LOOKS))} seeds"
         )
         console.print(f"claims     {len(claims)}, {status}")
     for sheet in sheets:

@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 import pandas as pd
 
 from deepnets.results.page import setting_text, short_commit
-from deepnets.results.read import Run, mixes_code
+from deepnets.results.read import Run
 from deepnets.runs.folder import RunFolder, run_folders
 
 FRAME = (  # the columns of a frame of runs
@@ -105,6 +105,12 @@ def columns_of(runs: pd.DataFrame) -> list[Column]:
                 words.insert(0, f"scale={scale}")
             columns.append(Column(" ".join(words) or FULL, scale == FULL and not changes, members))
     return columns
+
+
+def mixes_code(runs: Sequence[Run]) -> bool:
+    """Return whether several versions of the user's code trained the ended runs of a row, or one of these runs."""
+    codes = {run.code for run in runs if run.has_ended}
+    return len(codes) > 1 or any("," in code for code in codes)
 
 
 def warnings_of(column: Column) -> list[str]:

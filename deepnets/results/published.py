@@ -29,7 +29,7 @@ VERDICT_RULE = (
     "mean of several), so the true difference from the paper is known within an interval only, at 95% by our seeds' "
     "mean and spread. differs: the interval leaves out 0; agrees: it holds 0 and lies within the margin that the sweep "
     "states for the full protocol; compatible: neither, and the table says where the true difference lies. A diverged "
-    "run counts as 100%."
+    "run counts as 100%. The column difference subtracts the printed number from our median, not from our mean."
 )
 STATISTICS = ("test_error", "mean", "std", "best", "top5_error", "view")
 Number = Annotated[float, Strict(), AllowInfNan(False)] | None

@@ -40,7 +40,8 @@ CONFIG = TypeAdapter(Config)
 NOTED = ("beginning", "test_right")  # older results have neither
 # Runs that differ only in these may still be equal bit by bit: the budget may be in epochs or in iterations.
 ALIKE = {"epochs", "iterations", "scale.name", "scale.budget", "precision", "selection", "setting"}
-ALIKE |= {"clip_gradient_norm", "dataset.incomplete"}  # equal if no gradient is clipped, or no image missing
+# Equal too if no gradient is clipped, no image is missing, or two files hold the same weights.
+ALIKE |= {"clip_gradient_norm", "dataset.incomplete", "weights_hash"}
 
 _is_execution = cache(is_execution)
 
@@ -74,8 +75,14 @@ class Run:
     @property
     def table(self) -> str:
         """The sweep's name: the folder's name begins with it, unless the command named the folder (`name=`)."""
-        sweep = str(self.options.get("sweep")) if self.config.get("name") and self.sweep else ""
-        return sweep if re.fullmatch(r"\w[\w.-]*", sweep) else self.grid.name.split("+")[0]
+        noted = self.noted_sweep if self.config.get("name") else ""
+        return noted or self.grid.name.split("+")[0]
+
+    @property
+    def noted_sweep(self) -> str:
+        """The sweep's name in the run's origin; empty for a single run, and for a record whose folder tells it."""
+        noted = str(self.options.get("sweep")) if self.sweep else ""
+        return noted if re.fullmatch(r"\w[\w.-]*", noted) else ""
 
     @property
     def seed(self) -> int | None:
@@ -179,7 +186,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
     runs = [_read(folder) for folder in folders_in(paths)]
     wrong = {run.folder: reason for run in runs if run.has_ended and (reason := next(_contradictions(run), ""))}
     wrong |= _repetitions([run for run in runs if run.has_ended and run.folder not in wrong])
-    return [_without_result(run, wrong[run.folder]) if run.folder in wrong else run for run in runs]
+    return [_without_numbers(run, wrong[run.folder]) if run.folder in wrong else run for run in runs]
 
 
 def example(runs: Sequence[Run], key: Callable[[Run], float] | None = None) -> Run:
@@ -192,12 +199,6 @@ def example(runs: Sequence[Run], key: Callable[[Run], float] | None = None) -> R
     return ended[len(ended) // 2] if ended else max(runs, key=lambda run: len(run.history))
 
 
-def mixes_code(runs: Sequence[Run]) -> bool:
-    """Return whether several versions of the user's code trained the ended runs of a row, or one of these runs."""
-    codes = {run.code for run in runs if run.has_ended}
-    return len(codes) > 1 or any("," in code for code in codes)
-
-
 def unchecked(runs: Sequence[Run]) -> list[str]:
     """Say in how many ended runs each of `FACTS` cannot be checked, a line for each fact."""
     ended = [run for run in runs if run.has_ended]
@@ -205,8 +206,7 @@ def unchecked(runs: Sequence[Run]) -> list[str]:
     return [f"{fact}: {counts[fact]} of {len(ended)} runs ({FACTS[fact]})" for fact in FACTS if counts[fact]]
 
 
-def _without_result(run: Run, contradiction: str) -> Run:
-    """Return the run without its numbers, because nobody knows which of them are right."""
+def _without_numbers(run: Run, contradiction: str) -> Run:
     return replace(run, result={}, state=State(FAILED, reason="contradicts itself"), contradiction=contradiction)
 
 

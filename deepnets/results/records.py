@@ -214,8 +214,8 @@ def _copy(run: Run, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "metrics.csv", read_text(run.folder.path / "metrics.csv", LONGEST_METRICS))
     Result.model_validate(run.result).write(folder)
-    sweep = run.grid / f"{run.table}.yaml"  # the copy of the user's own sweep file
-    if sweep.is_file() and not sweep.is_symlink():
+    sweep = run.grid / f"{run.table}.yaml"  # the copy of the sweep's file
+    if not (SWEEPS / sweep.name).is_file() and sweep.is_file() and not sweep.is_symlink():
         write_atomically(folder.parents[1] / sweep.name, _text(sweep, LONGEST))
     if run.table != run.grid.name.split("+")[0]:  # the folder's name does not tell the sweep, so the record notes it
         Origin(choices={"sweep": run.table}).write(folder)

@@ -93,10 +93,10 @@ class Table:
         return [*(f"cannot be read: {problem}" for problem in self.published.problems), *lines, *of_columns]
 
     def _rows_not_in_file(self) -> list[str]:
-        """Return the trained rows that the file of the user's own sweep lacks, as after an edit."""
+        """Return the trained rows that the sweep's file lacks, as after an edit."""
         scales = {run.settings.get("scale.name", FULL) for cell in self.cells.values() for run in cell.runs}
         declared = {row for scale in {FULL, *scales} for row in _declared(self.sweeps / f"{self.name}.yaml", scale)}
-        if self.sweeps == SWEEPS or self.trials or not declared:
+        if self.trials or not declared:
             return []
         trained = {row for (row, _), cell in self.cells.items() if cell.runs}
         return [row for row in self.rows if row in trained - declared]
@@ -125,9 +125,12 @@ def tables_of(runs: Sequence[Run], sweeps: Path = SWEEPS, own: Path | None = Non
     """
     tables = []
     for name, members in frame_of(runs).groupby("table", sort=False):
-        places = (*filter(None, [own]), sweeps, *members["grid"].unique())
-        place = next((place for place in places if (place / f"{name}.yaml").is_file()), sweeps)
-        tables.append(_table(name, members, place))
+        grids = members["grid"].unique()
+        files = [place / f"{name}.yaml" for place in (*filter(None, [own]), sweeps, *grids)]
+        # The folder of a copied sweep may have any name.
+        files += [grid / f"{run.noted_sweep}.yaml" for run in members["run"] if run.noted_sweep for grid in grids]
+        file = next(filter(Path.is_file, files), sweeps / f"{name}.yaml")
+        tables.append(_table(file.stem, members, file.parent))
     return tables
 
 

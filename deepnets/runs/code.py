@@ -52,11 +52,12 @@ class OtherCode(UserError):
                 f"The code as it was is not here ({RunFolder(copy)}): copy it from where the run was trained, or add "
                 f"{current} for today's code."
             )
-        again = " Then seeds of both versions count for no claim; overwrite=true trains the named rows and seeds again."
-        return (
-            f"To go on with the code as it was, add {frozen}; with today's code, {current}."
-            f"{again if frozen.startswith('code=') else ''}"
+        mixed = (
+            "; with today's code, code=current, but rows with seeds of both versions count for no claim. To train runs "
+            "anew, name their rows and seeds, for example model/shortcut=NAME seed=0, and add overwrite=true."
         )
+        others = mixed if frozen.startswith("code=") else f"; with today's code, {current}."
+        return f"To go on with the code as it was, add {frozen}{others}"
 
 
 def code_of(config: Config) -> Code | None:

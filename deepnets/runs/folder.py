@@ -46,13 +46,13 @@ class OtherSettings(UserError):
     """A folder holds a run with other settings; the arguments are the folder and, by key, the old and the new value."""
 
     def __str__(self) -> str:
-        lines = [f"  {key}: {kept!r} there, {new!r} here" for key, (kept, new) in self.args[1].items()]
+        lines = [f"  {key}: {_shown(kept)} there, {_shown(new)} here" for key, (kept, new) in self.args[1].items()]
         return "\n".join([f"{self.args[0]} holds a run with other settings:", *lines, self.remedy])
 
     @property
     def summary(self) -> str:
         """Say in a line, without the folder, how the settings differ."""
-        values = (f"{key} {kept!r} there, {new!r} here" for key, (kept, new) in self.args[1].items())
+        values = (f"{key} {_shown(kept)} there, {_shown(new)} here" for key, (kept, new) in self.args[1].items())
         return f"other settings: {'; '.join(values)}"
 
     @property
@@ -62,11 +62,17 @@ class OtherSettings(UserError):
 
     def remedy_for(self, keys: Collection[str]) -> str:
         """Say what `remedy` says for a command whose runs all have these keys: overrides of others would be refused."""
-        settings = {key: kept for key, (kept, _) in self.args[1].items() if kept != "absent"}
-        overrides = [f"{key}={json.dumps(value, separators=(',', ':'))}" for key, value in settings.items()]
-        ways = [f"to continue what is there, add {shlex.join(overrides)}"] * (settings.keys() <= {*keys})
+        differing, overrides = self.args[1], []
+        for key, (kept, new) in differing.items():
+            kept_value = f"{key}={json.dumps(kept, separators=(',', ':'))}"
+            overrides.append(f"~{key}" if kept == "absent" else f"{'+' * (new == 'absent')}{kept_value}")
+        ways = [f"to continue what is there, add {shlex.join(overrides)}"] * (differing.keys() <= {*keys})
         ways += [f"to train beside it, {BESIDE}", "to delete it and train anew, overwrite=true"]
         return f"{ways[0][0].upper()}{'; '.join(ways)[1:]}."
+
+
+def _shown(value: Any) -> str:
+    return "absent" if value == "absent" else repr(value)
 
 
 class RunFolder:

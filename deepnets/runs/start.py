@@ -3,11 +3,13 @@
 import hashlib
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from deepnets.config.build import build
@@ -17,7 +19,7 @@ from deepnets.runs.checkpoint import load_checked
 from deepnets.runs.contents import FINISHED
 from deepnets.runs.folder import WEIGHTS, RunFolder
 from deepnets.runs.record import state_checksum
-from deepnets.runs.weights import by_own_names, fitting, read_state
+from deepnets.runs.weights import CHECKSUM, by_own_names, fitting, read_state
 from deepnets.training.assembly import dataset_of
 
 DIGITS = 12  # of the SHA-256 that becomes part of the run's identity
@@ -49,8 +51,8 @@ def _with_hash(config: Config) -> Config:
 def hash_of(path: Path) -> str:
     """Return the first twelve digits of a SHA-256.
 
-    If the path is a finished run, its result holds the SHA-256 of its weights. If it is a file, or the folder of an
-    export, this hashes the bytes of the file.
+    A finished run's result holds the SHA-256 of its weights, and so does a file that deepnets wrote, such as an
+    export's. Of other files this hashes the bytes.
 
     Raises:
         UserError: the path is neither a finished run with a checksum, nor an export, nor a file.
@@ -61,6 +63,9 @@ def hash_of(path: Path) -> str:
         if not result or result.status != FINISHED or not result.weights_sha256:
             raise UserError(f"weights={path}: no finished run with a checksum of its weights")
         return result.weights_sha256[:DIGITS]
+    with suppress(SafetensorError, OSError), safe_open(path, framework="pt") as tensors:
+        if checksum := (tensors.metadata() or {}).get(CHECKSUM):
+            return checksum[:DIGITS]
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS]

@@ -15,6 +15,7 @@ from deepnets.data.augmentation import Operation
 from deepnets.data.dataset import Dataset, memory_size
 from deepnets.errors import UserError, first_line, own_code_message
 from deepnets.models.batchnorm import GhostBatchNorm, group_sizes
+from deepnets.models.shortcuts import Gated
 from deepnets.system.printing import print_line
 from deepnets.training.assembly import dataset_of, iterations_of, splits_of
 from deepnets.training.hardware import find_device, with_counted_devices
@@ -199,6 +200,7 @@ def _try_out_own(model: str, shape: tuple[int, int, int], classes: int) -> bool:
                 if device == "cpu" and sum(parameter.numel() for parameter in network.parameters()) > LARGEST_TRIED:
                     print_line("model: too large to be tried on two images before it is trained")
                     return False
+                _check_gates(network)
                 logits = network.train()(torch.zeros(2, *shape))
                 if logits.shape != (2, classes):
                     raise UserError(f"model: two images give logits {tuple(logits.shape)}, not (2, {classes})")
@@ -212,6 +214,14 @@ def _try_out_own(model: str, shape: tuple[int, int, int], classes: int) -> bool:
             unfit = f"its layers, shortcuts and widths do not fit together: {first_line(error)}"
             raise UserError(f"model: {own_code_message(error) or unfit}") from error
     raise AssertionError
+
+
+def _check_gates(network: nn.Module) -> None:
+    """Check the shortcuts whose gates TensorBoard and the analyses will show; raises UserError."""
+    for module in network.modules():
+        if isinstance(module, Gated) and not isinstance(getattr(module, "gate", None), nn.Module):
+            name = type(module).__name__
+            raise UserError(f"model: {name} has no module `gate`: a subclass of Gated must call Gated.__init__")
 
 
 def _try_out_operation(where: str, operation: Operation, dataset: Dataset) -> None:

@@ -95,10 +95,37 @@ def test_a_shortcut_that_is_not_partial_is_told_the_line_that_it_lacks() -> None
     check_node("model", model | {"shortcut": model["shortcut"] | {"_partial_": True}}, ["shape", "classes"])
 
 
-def test_a_bug_in_a_target_keeps_its_own_exception() -> None:
+def test_an_error_in_a_trusted_target_is_a_line_and_one_of_ours_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     trust("fractions.Fraction")
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(UserError, match=r"^schedule: ZeroDivisionError: Fraction\(1, 0\)$"):
         build("schedule", {"_target_": "fractions.Fraction", "numerator": 1, "denominator": 0})
+    monkeypatch.setattr("deepnets.config.build._built", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        build("schedule", STEP, total=164)
+
+
+def no_network(lr: float) -> None:
+    """An optimiser that forgets the network."""
+
+
+def no_folder() -> None:
+    """A source that forgets the data folder."""
+
+
+def any_words(model: nn.Module, **words: float) -> dict[str, float]:
+    """An optimiser that takes whatever it gets."""
+    return words
+
+
+def test_a_target_must_take_what_deepnets_passes() -> None:
+    trust([f"{__name__}.no_network", f"{__name__}.no_folder", f"{__name__}.any_words"])
+    with pytest.raises(UserError, match=r"no_network must take model, which deepnets passes; it takes lr$"):
+        check_node("optimizer", {"_target_": f"{__name__}.no_network", "lr": 0.1}, ["model"])
+    node = compose([]).config.dataset | {"source": {"_target_": f"{__name__}.no_folder", "_partial_": True}}
+    with pytest.raises(UserError, match=r"dataset\.source: \S+no_folder must take one more argument, which deepnets"):
+        check_node("dataset", node, [])
+    built = build("optimizer", {"_target_": f"{__name__}.any_words", "lr": 0.1}, model=nn.Linear(1, 1))
+    assert built == {"lr": 0.1}
 
 
 def test_a_trusted_target_is_called() -> None:

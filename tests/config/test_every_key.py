@@ -36,6 +36,7 @@ HOSTILE: list[Any] = [
 # What an option needs to be a run by itself; None of those that only others build upon.
 NEEDS: dict[str, list[str] | None] = {
     "model=densenet": None, "model=resnet": None, "model=vit": None, "model=wide_resnet": None,
+    "model=imagenet_vgg19": ["dataset.source.size=224"],
     "model/shortcut=per_unit": None, "dataset=image_folder": ["dataset.root=/nowhere"],
     "model/block=bottleneck": ["model.depth=11"], "model/survival=random_subset": ["model.survival.size=2"],
     "model/initialization=deepnorm": ["model=vit_digits"],
@@ -51,7 +52,7 @@ OPTIONS = [
 ]
 BASES = [
     [option, *(NEEDS.get(option) or []), *([] if option.startswith("dataset=") else ["dataset=synthetic"])]
-    + (["dataset.source.size=64"] if option.startswith("model=imagenet_") else [])
+    + (["dataset.source.size=64"] if option.startswith("model=imagenet_") and option not in NEEDS else [])
     for option in OPTIONS
     if NEEDS.get(option, []) is not None
 ]

@@ -141,6 +141,15 @@ def test_options_that_repeat_themselves_are_refused(tmp_path: Path, text: str, m
     )
 
 
+def test_a_draft_that_is_no_yaml_disturbs_only_who_chooses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "draft.yaml").write_text("a: [1,\nb: c: d\n")
+    assert said_by(["--config-dir", str(tmp_path), "epochs=1"], monkeypatch) is None
+    said = said_by(["--config-dir", str(tmp_path), "model=draft"], monkeypatch)
+    assert said.startswith("model=draft: Hydra cannot compose this: ")
+    assert f"{tmp_path}/model/draft.yaml" in said
+
+
 def test_a_flag_may_stand_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["scripts/train.py", "epochs=1", "-m", "seed=0,1", "model.depth=8"])
     assert [row.config.seed for row in rows_of_command()] == [0, 1]

@@ -129,6 +129,19 @@ def test_overrides_that_only_some_rows_accept_are_not_advised(tmp_path: Path) ->
         launch(rows)
 
 
+def test_a_key_that_one_side_lacks_is_added_or_deleted(tmp_path: Path) -> None:
+    run = row(tmp_path, *NET, "+schedule.name=a")
+    model = run.config.model
+    lacking = {key: value for key, value in model.items() if key != "stem"}
+    folder_of(run).freeze(replace(run.config, model=lacking | {"mine": 3}), Origin())
+    with pytest.raises(UserError) as refused:
+        launch([run])
+    assert "model.mine: 3 there, absent here" in str(refused.value)
+    assert "To continue what is there, add +model.mine=3" in str(refused.value)
+    if "stem" in str(refused.value):
+        assert "'~model.stem'" in str(refused.value)
+
+
 def test_an_illegal_setting_is_said_before_the_difference_from_the_run_in_the_folder(tmp_path: Path) -> None:
     wrong = row(tmp_path, *NET, "+schedule.name=a")
     folder_of(wrong).freeze(replace(wrong.config, clip_gradient_norm=1.0), Origin())

@@ -442,11 +442,11 @@ CLAIM = 'sweep.claims=[{claim: "identity is lower than none", place: Table 1}]'
 def test_a_grid_says_what_its_claims_need(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [row(tmp_path, *DIGITS, CLAIM, f"model/shortcut={name}") for name in ("identity", "none")]
     show_seeds(rows)
-    assert "claims     1, each is looked at with 3, 5, 10 seeds of its rows" in capsys.readouterr().out
+    assert "claims     1, each looks at its pairs of rows with 3, 5, 10 seeds" in capsys.readouterr().out
     show_seeds([row(tmp_path, "sweep=he2016_table1", "scale=mini")])
     assert "not tested: nets of another depth than the paper's" in capsys.readouterr().out
     show_seeds([row(tmp_path, "sweep=he2016_table1", "scale=deep")])
-    assert "each is looked at with 3, 5, 10 seeds" in capsys.readouterr().out
+    assert "each looks at its pairs of rows with 3, 5, 10 seeds" in capsys.readouterr().out
     show_seeds([row(tmp_path, *DIGITS)])
     show_seeds([row(tmp_path, "dataset=digits")])
     assert capsys.readouterr().out == ""

@@ -181,6 +181,15 @@ def test_above_20_is_a_fail_only_where_the_paper_prints_fails(
     assert any("above 20%" in note for note in table.notes) == ("fail" in others.values())
 
 
+def test_a_copied_sweep_keeps_its_name_and_its_published_numbers(tmp_path: Path) -> None:
+    (tmp_path / "copy").mkdir()
+    config = published(tmp_path / "copy", ["model"], {"a": 10.0})
+    origin = {"choices": {"sweep": "t"}}
+    run = Run(RunFolder(f"{tmp_path}/copy/a/seed0"), config, origin, {"test_error": 9.0}, State("finished"))
+    (table,) = tables_of([run], tmp_path)
+    assert (table.name, table.published.rows["a"].test_error) == ("t", 10.0)
+
+
 def test_a_divergence_is_a_fail_in_every_table(tmp_path: Path) -> None:
     config = published(tmp_path, ["model"], {"a": 10.0})
     run = Run(RunFolder("t/a/seed0"), config, {}, {}, State("diverged"))

@@ -48,12 +48,12 @@ def student(root: Path, *changes: str) -> Row:
 def test_it_starts_from_the_run_or_from_a_file_of_its_weights(teacher: RunFolder, tmp_path: Path) -> None:
     file = write_weights(read_weights(teacher.path), tmp_path / "exported")
     expected = dict(load_run(teacher.path)[0].named_parameters())
-    for place in (teacher.path, file, file.parent):
-        found = student(tmp_path, f"weights='{place}'", STILL, "seed=1")
+    for seed, place in enumerate((teacher.path, file, file.parent)):
+        found = student(tmp_path, f"weights='{place}'", STILL, f"seed={seed}")
         assert launch([found]) == 0
         for name, parameter in load_run(folder_of(found).path)[0].named_parameters():
             torch.testing.assert_close(parameter, expected[name], rtol=0, atol=1e-12)
-    assert f"starts from the weights in {RunFolder(file)}" in (folder_of(found).path / "log.txt").read_text()
+    assert f"starts from the weights in {RunFolder(file.parent)}" in (folder_of(found).path / "log.txt").read_text()
 
 
 def test_the_hash_of_the_weights_is_identity_and_in_the_name_and_their_place_is_not(
@@ -67,6 +67,11 @@ def test_the_hash_of_the_weights_is_identity_and_in_the_name_and_their_place_is_
     assert folder_of(student(tmp_path, f"weights='{moved}'")).path == folder_of(started).path
     pinned = student(tmp_path, f"weights='{teacher.path}'", f"weights_hash='{hash_of(teacher.path)}'")
     assert pinned.config == started.config
+
+
+def test_a_run_and_its_export_have_one_hash(teacher: RunFolder, tmp_path: Path) -> None:
+    file = write_weights(read_weights(teacher.path), tmp_path / "exported")
+    assert hash_of(file) == hash_of(file.parent) == hash_of(teacher.path)
 
 
 def test_other_weights_than_at_first_are_refused_before_it_trains(teacher: RunFolder, tmp_path: Path) -> None:

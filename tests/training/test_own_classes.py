@@ -70,6 +70,14 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., st
     return said
 
 
+def test_a_gate_without_its_module_is_refused(refusal: Callable[..., str]) -> None:
+    source = SHORTCUT.format(constructor="self.w = nn.Linear(1, 1)", forward="pass")
+    source = source.replace("Own(nn.Module)", "Own(Gated)").replace("super().__init__()", "nn.Module.__init__(self)")
+    source += "\n    def reset_bias(self): pass\n"
+    said = refusal("gate_shortcuts", f"from deepnets.models.shortcuts import Gated\n{source}")
+    assert said == "model: Own has no module `gate`: a subclass of Gated must call Gated.__init__"
+
+
 @pytest.mark.parametrize(
     ("constructor", "forward", "said"),
     [
