@@ -131,11 +131,11 @@ def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_thousand_runs_take_less_than_two_seconds(tmp_path: Path) -> None:
+def test_a_thousand_runs_take_ten_times_as_long_as_a_hundred(tmp_path: Path) -> None:
     source = RECORDS / "digits_shortcuts" / "none" / "seed0"
     config = (source / "config.yaml").read_text()
     for seed in range(1000):
-        folder = tmp_path / "many" / "none" / f"seed{seed}"
+        folder = tmp_path / str(seed % 10) / "none" / f"seed{seed}"
         folder.mkdir(parents=True)
         (folder / "config.yaml").write_text(config.replace("\nseed: 0\n", f"\nseed: {seed}\n"))
         for name in ("metrics.csv", "result.json"):
@@ -143,11 +143,11 @@ def test_a_thousand_runs_take_less_than_two_seconds(tmp_path: Path) -> None:
     program = """
 import sys, time
 from deepnets.results import load_results
-load_results
-started = time.process_time()
-results = load_results(sys.argv[1])
-seconds = time.process_time() - started
-assert results["seed"].nunique() == 1000
-assert seconds < 2, seconds
+seconds = []
+for folder, runs in ((sys.argv[1] + "/0", 100), (sys.argv[1] + "/1", 100), (sys.argv[1], 1000)):
+    started = time.process_time()
+    assert load_results(folder)["seed"].nunique() == runs
+    seconds.append(time.process_time() - started)
+assert seconds[2] < 20 * seconds[1], seconds  # the first also imports
 """
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, check=True)

@@ -188,7 +188,7 @@ def test_code_that_changes_while_a_run_is_unfinished(project: Path, tmp_path: Pa
     refused = train(*words(project, root, "epochs=5"))
     assert refused.returncode == 1
     assert "your code has changed since the run began: own_scales.py" in refused.stderr
-    assert "add code=frozen; with today's code, code=current." in refused.stderr
+    assert "add code=frozen; with today's code, code=current, but rows with seeds of both versions" in refused.stderr
     assert "Traceback" not in refused.stderr
     planned = train(*words(project, root, "epochs=5", "plan=true"))
     assert planned.returncode == 1
