@@ -1,6 +1,8 @@
 """Rows of commands are what they were: configuration, identity, folder and names, by digests that are on file."""
 
 import json
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from hydra.errors import HydraException
@@ -23,16 +25,20 @@ def check(command: str) -> None:
     assert now == ON_FILE[command], command
 
 
-def nightly(parts: range) -> list:
-    return [pytest.param(part, marks=pytest.mark.nightly) for part in parts]
+def marked(mark: pytest.MarkDecorator, values: Iterable[Any]) -> list[Any]:
+    return [pytest.param(value, marks=mark) for value in values]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+SOME = COMMANDS[::5]
+OTHERS = [command for command in COMMANDS if command not in SOME]
+
+
+@pytest.mark.parametrize("command", [*SOME, *marked(pytest.mark.slow, OTHERS)])
 def test_a_command_has_the_rows_it_had(command: str) -> None:
     check(command)
 
 
-@pytest.mark.parametrize("part", [pytest.param(0, marks=pytest.mark.slow), *nightly(range(1, PARTS))])
+@pytest.mark.parametrize("part", [*marked(pytest.mark.slow, [0]), *marked(pytest.mark.nightly, range(1, PARTS))])
 def test_every_table_has_the_rows_it_had(part: int) -> None:
     for command in TABLES[part::PARTS]:
         check(command)

@@ -18,6 +18,7 @@ from deepnets.config.build import build, check_ranges
 from deepnets.config.compose import compose, composed
 from deepnets.config.project import CONF
 from deepnets.config.schema import Config, Row, at_scale, case, choice, log_uniform, uniform
+from deepnets.config.sweep import names_at
 from deepnets.errors import UserError
 from deepnets.run import build_model
 from deepnets.runs.naming import folder_of, folders_of
@@ -78,8 +79,12 @@ def seeds(sweep: str, scale: str = "full") -> list[str]:
     return sorted({word for words in grid(sweep, scale) for word in words if word.startswith("seed=")})
 
 
-MANY_ROWS = ("balduzzi2017_fig6", "depth_transfer")
 built: set[str] = set()
+
+
+def some(sweeps: Sequence[str]) -> list[Any]:
+    """Every sixth of them, and the others as slow tests."""
+    return [pytest.param(sweep, marks=[pytest.mark.slow] * (place % 6 != 2)) for place, sweep in enumerate(sweeps)]
 
 
 def is_deepest(config: Config) -> bool:
@@ -104,14 +109,14 @@ def check_network(config: Config) -> None:
     built.add(architecture)
 
 
-@pytest.mark.parametrize(
-    "sweep", [pytest.param(sweep, marks=[pytest.mark.slow] * (sweep in MANY_ROWS)) for sweep in SWEEPS]
-)
+@pytest.mark.parametrize("sweep", some(SWEEPS))
 def test_the_rows_are_those_the_paper_reports_and_build_without_data(sweep: str) -> None:
     folders = [folder.path for folder in folders_of(rows(sweep))]
     names = [path.parent.name for path in folders]
     assert len(names) == len(set(names))
     assert {path.parents[1].name for path in folders} == {sweep}
+    named = names_at(CONF / "sweep" / f"{sweep}.yaml", "full")
+    assert not named or {*names} <= {*named}  # of a random search some are composed
     table = rows(sweep)[0].config.sweep
     if table.reported.test_error:
         assert sorted(table.reported.test_error) == sorted([*names, *table.reported.literature])
@@ -143,7 +148,7 @@ def test_the_deepest_networks_of_all_sweeps_build() -> None:
         check_nodes(config)
 
 
-@pytest.mark.parametrize("sweep", SWEEPS)
+@pytest.mark.parametrize("sweep", some(SWEEPS))
 def test_mini_has_two_seeds_and_a_folder_of_its_own(sweep: str) -> None:
     assert seeds(sweep, "mini") == ["seed=0", "seed=1"]
     row = compose(grid(sweep, "mini")[-1])
@@ -153,7 +158,7 @@ def test_mini_has_two_seeds_and_a_folder_of_its_own(sweep: str) -> None:
     check_nodes(row.config)
 
 
-@pytest.mark.parametrize("sweep", DEEP)
+@pytest.mark.parametrize("sweep", some(DEEP))
 def test_deep_keeps_the_depth_in_a_folder_of_its_own(sweep: str) -> None:
     assert seeds(sweep, "deep") == ["seed=0", "seed=1", "seed=2"]
     full, deep = (
@@ -176,6 +181,7 @@ def test_deep_keeps_the_depth_in_a_folder_of_its_own(sweep: str) -> None:
         assert round(iterations * here.config.scale.budget, -1) == 1600
 
 
+@pytest.mark.slow
 def test_deep_narrows_thin_networks_by_half_and_others_by_a_quarter() -> None:
     thin = {row.choices["model"]: row.config.model["widths"] for row in rows("balduzzi2017_fig6", "deep")}
     halves = {"thin_relu": [4, 8, 16, 32], "thin_crelu": [3, 6, 11, 23]}  # CReLU: divided by sqrt(2), rounded
@@ -185,7 +191,7 @@ def test_deep_narrows_thin_networks_by_half_and_others_by_a_quarter() -> None:
     assert all(row.config.model["widths"] == [4, 8, 16] for row in rows("ordering_warmup_resnet", "deep"))
 
 
-@pytest.mark.parametrize("sweep", DEEP_IMAGENET)
+@pytest.mark.parametrize("sweep", some(DEEP_IMAGENET))
 def test_deep_keeps_the_depth_on_small_crops_of_every_tenth_class(sweep: str) -> None:
     for row in rows(sweep, "deep")[-1:]:  # the deepest net
         full, deep = (
@@ -198,7 +204,7 @@ def test_deep_keeps_the_depth_on_small_crops_of_every_tenth_class(sweep: str) ->
         check_nodes(deep.config)
 
 
-@pytest.mark.parametrize("sweep", sorted({*SWEEPS} - {*DEEP, *DEEP_IMAGENET}))
+@pytest.mark.parametrize("sweep", some(sorted({*SWEEPS} - {*DEEP, *DEEP_IMAGENET})))
 def test_deep_is_refused_where_it_suits_no_network(sweep: str) -> None:
     with pytest.raises(UserError, match="scale=deep is not supported by this sweep"):
         compose([f"sweep={sweep}", "scale=deep"])
@@ -238,6 +244,7 @@ def test_a_row_of_table_1_is_the_papers_network_and_protocol() -> None:
     assert (mini.model["depth"], mini.iterations, mini.schedule["warmup_iterations"]) == (20, 64000, 20)
 
 
+@pytest.mark.slow
 def test_values_that_depend_on_the_row() -> None:
     warmups = {row.choices["model"]: row.config.schedule["warmup_iterations"] for row in rows("he2015_table6")}
     assert warmups == {"resnet110": 400, "resnet1202": 400} | {f"resnet{depth}": 0 for depth in (20, 32, 44, 56)}
