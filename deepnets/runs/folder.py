@@ -109,7 +109,9 @@ class RunFolder:
         file = self.path / "config.yaml"
         if not file.is_file():
             reason = "no config.yaml in it" if self.path.is_dir() else "there is no such folder"
-            raise UserError(f"{self}: not a run folder ({reason})")
+            below = [*self.path.glob("*/config.yaml"), *self.path.glob("*/*/config.yaml")]  # a row's, or a sweep's runs
+            hint = f"; name one below it, as {RunFolder(min(below).parent)}" if below else ""
+            raise UserError(f"{self}: not a run folder ({reason}){hint}")
         try:
             frozen = read_frozen(read_text(file, LONGEST))
             # OmegaConf would copy these nodes unchanged, and take three times as long for them as for the rest.

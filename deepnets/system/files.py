@@ -211,13 +211,20 @@ def check_folder(folder: Path) -> None:
     """Check that a folder of runs is there.
 
     Raises:
-        UserError: the folder is missing; the message names the folder beside it with the most similar name.
+        UserError: the folder is missing; the message names the folder beside it, or in outputs/, with the most similar
+            name.
     """
     if not folder.is_dir():
-        beside = [each.name for each in folder.parent.iterdir() if each.is_dir()] if folder.parent.is_dir() else []
+        beside = {
+            each.name: each
+            for place in (folder.parent, Path("outputs"))
+            if place.is_dir()
+            for each in place.iterdir()
+            if each.is_dir()
+        }
         longer = [name for name in beside if name.startswith(folder.name)]  # this sweep with overrides
         near = [*sorted(longer, key=len), *get_close_matches(folder.name, beside, 1)][:1]
-        hint = f"the nearest: {folder.with_name(near[0])}" if near else "as in outputs/<sweep>, or a run's"
+        hint = f"the nearest: {beside[near[0]]}" if near else "as in outputs/<sweep>, or a run's"
         raise UserError(f"{folder}: no such folder; name a sweep's folder, {hint}")
 
 

@@ -16,6 +16,7 @@ import pytest
 from deepnets.commands.report import main
 from deepnets.errors import UserError
 from deepnets.results.report import compare, report
+from deepnets.system.files import check_folder
 from tests.browser import console_messages, missing_browser, open_browser, requested
 from tests.command import ENVIRONMENT, ROOT
 from tests.trained import Trained, pretend
@@ -77,6 +78,13 @@ def test_a_folder_that_is_not_there_is_answered_with_the_nearest(tmp_path: Path)
     for missing in ("digits", "digit+epochs=1"):
         done = command(str(tmp_path / missing))
         assert done.stderr.endswith(f"name a sweep's folder, the nearest: {tmp_path / 'digits+epochs=1'}\n")
+
+
+def test_a_sweeps_name_alone_is_answered_with_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "outputs" / "digits+epochs=1").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"the nearest: outputs/digits\+epochs=1$"):
+        check_folder(Path("digits"))
 
 
 @pytest.mark.parametrize(

@@ -121,9 +121,13 @@ def test_a_run_does_not_continue_on_other_data(tmp_path: Path, shift: int, brigh
 def test_a_folder_without_checkpoint_cannot_be_loaded(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not a run folder"):
         load_run(tmp_path)
-    RunFolder(tmp_path).freeze(config(), Origin())
+    seed = RunFolder(tmp_path / "row" / "seed0")
+    seed.freeze(config(), Origin())
+    for above in (tmp_path, tmp_path / "row"):
+        with pytest.raises(UserError, match=f"no config.yaml in it.; name one below it, as {seed}$"):
+            load_run(above)
     with pytest.raises(UserError, match="no checkpoint to load"):
-        load_run(tmp_path)
+        load_run(seed.path)
 
 
 def test_a_grid_does_not_hand_its_threads_to_the_next_row(tmp_path: Path) -> None:

@@ -23,8 +23,11 @@ pytestmark = pytest.mark.nightly
 SMALL = ["dataset.size=64", "dataset.classes=4", "dataset.workers=0", "batch_size=4", "evaluation_batch_size=4"]
 OPTIONS = sorted(file.stem for file in (CONF / "model").glob("imagenet_*.yaml"))
 PROTOCOLS = sorted(file.stem for file in (CONF / "protocol").glob("*_imagenet.yaml"))
-ABSENT = dict.fromkeys(("imagenet_densenet121", "imagenet_vgg19"), {"strided_kernel"})
-ABSENT["imagenet_vit_b16"] = {"batchnorm_images", "strided_kernel"}
+ABSENT = {
+    "imagenet_densenet121": {"strided_kernel"},
+    "imagenet_vgg19": {"strided_kernel"},
+    "imagenet_vit_b16": {"batchnorm_images", "strided_kernel"},
+}
 SWEEPS = [file for file in sorted((CONF / "sweep").glob("*.yaml")) if "_imagenet\n" in file.read_text()]
 
 
