@@ -19,6 +19,7 @@ NOISE = ("dataset=synthetic", "dataset.source.train=8", "dataset.source.test=4")
 SHORTER = {  # than two iterations
     "identity_start": ("schedule.warmup_iterations=1",),
     "ordering_warmup_resnet": ("schedule.warmup_iterations=0,1",),
+    "ordering_warmup_transformer": ("schedule.warmup=0,30",),  # of 60: one iteration
 }
 
 
