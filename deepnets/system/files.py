@@ -239,7 +239,7 @@ def folders_with(name: str, below: Path, most_others: float) -> Iterator[Path]:
     others = 0
     for path, names, files in os.walk(below):
         names.sort(key=lambda name: [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)])
-        if name in files:
+        if name in files or name in names:  # a folder of this name is a damaged file: reading it says so
             names.clear()
             others = 0
             yield Path(path)

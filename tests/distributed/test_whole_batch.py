@@ -115,7 +115,7 @@ def alone() -> dict[str, Any]:
         torch.set_default_dtype(torch.float32)
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.nightly)])
 def processes(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     """By rank."""
     return in_processes(request.param, part)

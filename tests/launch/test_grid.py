@@ -298,6 +298,7 @@ def test_a_launch_that_cannot_be_is_refused_before_anything_is_written(
     ],
     ids=["local", "pool", "slurm"],
 )
+@pytest.mark.slow
 def test_a_failed_run_is_left_alone_or_executed_again_as_retry_says_by_each_launcher(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], launcher: list[str]
 ) -> None:

@@ -266,6 +266,7 @@ def test_the_next_free_device_takes_the_next_run() -> None:
         makespan(runs, 1)
 
 
+@pytest.mark.slow
 def test_memory_is_the_weights_and_what_a_step_makes() -> None:
     row = config("model=resnet20", "dataset=synthetic", "precision=fp32", "batch_size=16")
     dataset, _ = check_settings(row)

@@ -17,7 +17,7 @@ from deepnets.runs.folder import RunFolder
 from deepnets.runs.status import read_states, show_json
 from tests.slurm import answer, folder_of, job, launched, once, queue, start_again, until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 RUN = ["epochs=9", "batch_size=256", "checkpoint_seconds=1000"]
 NAMES = {"c": "cancelled", "k": "killed", "n": "node", "r": "requeued", "h": "held", "x": "held, too"}
 

@@ -148,6 +148,7 @@ def test_a_name_is_data(finished: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert os.fsdecode(name) in set(load_results(records).row)
 
 
+@pytest.mark.slow
 def test_a_name_in_markdown_is_no_markup(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records = tmp_path / "records"
     shutil.copytree(finished, records)

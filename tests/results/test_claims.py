@@ -155,6 +155,7 @@ def test_a_fail_is_not_shown_where_rows_that_learn_in_the_paper_fail_too() -> No
     assert finding(Relation.fails, (90.0,) * 2, LOW, learns=False).outcome is Outcome.undecided
 
 
+@pytest.mark.slow
 def test_the_chance_of_the_next_look_is_how_often_it_shows_such_a_difference() -> None:
     draw = np.random.default_rng(0)
     for seeds, spent in LOOKS.items():
@@ -251,6 +252,7 @@ def table(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Table:
     return table
 
 
+@pytest.mark.slow
 def test_claims_of_a_sweep_file_are_tested_on_its_runs(trained: Trained, table: Table, sweeps: Path) -> None:
     below, training, fails, pair, sibling, nowhere = findings_of(table, 0, sweeps)
     errors = [np.array(trained.errors(row)) for row in ("identity", "none")]
@@ -439,6 +441,7 @@ DIGITS = ["sweep=digits_shortcuts", "model.depth=8", "model.widths=[4,4,4]", "ep
 CLAIM = 'sweep.claims=[{claim: "identity is lower than none", place: Table 1}]'
 
 
+@pytest.mark.slow
 def test_a_grid_says_what_its_claims_need(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [row(tmp_path, *DIGITS, CLAIM, f"model/shortcut={name}") for name in ("identity", "none")]
     show_seeds(rows)

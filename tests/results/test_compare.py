@@ -48,6 +48,7 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     return compare
 
 
+@pytest.mark.slow
 def test_a_run_again_is_the_same_result_bit_for_bit(row: Path, tmp_path: Path, said: Said) -> None:
     again = trained(tmp_path / "mine" / "row" / "seed2", EPOCHS, "seed=2")
     before = {file: file.read_bytes() for file in row.rglob("*") if file.is_file()}

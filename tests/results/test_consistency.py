@@ -378,6 +378,7 @@ def test_a_net_that_two_tables_name_differently_is_no_copy(tmp_path: Path) -> No
     assert [run.contradiction for run in runs] == [""] * 4
 
 
+@pytest.mark.slow
 def test_the_rest_of_a_table_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = tmp_path / TABLE
     for seed in range(3):

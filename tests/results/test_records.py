@@ -35,6 +35,7 @@ WITH_WEIGHTS = {  # what analyses and claims use, one seed of each row; 10 MB at
 PROSE = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
+@pytest.mark.slow
 def test_the_pages_are_what_the_records_say() -> None:
     for page, text in records_pages(RECORDS).items():
         assert (RECORDS / page).read_text() == text, f"{page}: run python scripts/report.py outputs/records --records"
@@ -136,6 +137,7 @@ def test_what_a_person_writes_takes_its_numbers_from_the_files(records: Path) ->
         records_pages(records)
 
 
+@pytest.mark.slow
 def test_a_report_of_records_has_a_column_for_each_arithmetic(tmp_path: Path) -> None:
     """Read from the folder beside, which `precision=bf16` typed has named."""
     for name in (TABLE_1, TABLE_1.replace("+", "+precision=bf16+")):

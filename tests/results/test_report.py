@@ -44,6 +44,7 @@ def written(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Writt
     return Written(folder, done.stderr, done.stdout)
 
 
+@pytest.mark.slow
 def test_it_writes_page_and_figures_and_says_where(written: Written) -> None:
     figures = {f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg")}
     assert {file.name for file in written.folder.iterdir()} == {"report.html", "table.md", *figures}

@@ -225,6 +225,7 @@ def test_a_record_misses_no_checkpoint(run_row: Row, capsys: pytest.CaptureFixtu
     assert json.loads((folder.path / "result.json").read_text())["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_read_where_nothing_can_be_written(run_row: Row, tmp_path: Path) -> None:
     # To root, permissions apply only without its capabilities.
     bound = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []

@@ -49,6 +49,7 @@ def test_a_truncated_one_is_told_and_the_previous_used(tmp_path: Path, kept: int
     assert list(damaged) == ["checkpoint.pt"]
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_changes_what_is_loaded(tmp_path: Path) -> None:
     saved_twice(tmp_path)
     file = tmp_path / checkpoint.LAST
@@ -149,6 +150,7 @@ def repacked(file: Path, change: Callable[[zipfile.ZipFile, zipfile.ZipInfo, byt
             change(archive, entry, content)
 
 
+@pytest.mark.slow
 def test_a_state_that_no_code_could_walk_through_is_damage(tmp_path: Path) -> None:
     for state in ({"history": nested(25)}, {"history": nested(40)}):
         torch.save(state, tmp_path / LAST)

@@ -252,6 +252,7 @@ def test_a_damaged_input_is_refused(on_digits: Path, tmp_path: Path, changes: di
         load_classifier(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_card_names_metric_protocol_and_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folders = []
     for seed, rate in enumerate((0.1, 0.1, 0.2)):

@@ -68,6 +68,7 @@ def test_the_result_of_another_run_skips_no_training(tmp_path: Path, result: dic
     assert folder.check(config) is None
 
 
+@pytest.mark.slow
 def test_five_hundred_processes_are_not_started(tmp_path: Path) -> None:
     folder = edited(tmp_path, "devices: 1", "devices: 500")
     done = subprocess.run(

@@ -154,6 +154,7 @@ def test_a_flipped_bit_in_a_weight_is_named(trained: RunFolder, tmp_path: Path) 
             read()
 
 
+@pytest.mark.slow
 def test_an_analysis_is_drawn_over_training(trained: RunFolder, tmp_path: Path) -> None:
     options = ["--images", "16", "--test-images", "16", "--output", tmp_path]
     assert analyze("gradients", trained.path, "--iteration", "20,1", *options) == 0

@@ -80,13 +80,13 @@ with owned(folder) as mine:
             time.sleep(0.02)
         (folder / "result.json").write_text("done")
 """
-LATE = 0.4  # seconds, for a minute
+LATE = 1.2  # seconds, for a minute: longer than a loaded machine keeps a thread waiting
 
 
 def race(folder: Path, draw: random.Random) -> None:
     """Two machines begin at any distance in time; now and then one dies, and a third comes."""
     dies = draw.random() < 0.3
-    waits = [0.0, draw.uniform(0, 2), 4.0]
+    waits = [0.0, draw.uniform(0, 5 * LATE), 10 * LATE]
     machines = [
         subprocess.Popen(
             [
@@ -97,7 +97,7 @@ def race(folder: Path, draw: random.Random) -> None:
                 name,
                 str(LATE),
                 str(wait),
-                "0.8",
+                str(2 * LATE),
                 "dies" if dies and name == "a" else "",
             ]
         )

@@ -22,7 +22,8 @@ from tests.photographs import photograph_tree
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDS = ROOT / "outputs" / "records"
-LONG = ("analysis.md", "imagenet.md", "launchers.md", "performance.md", "sweeps.md")  # half a minute to three each
+# They take half a minute to three each.
+LONG = ("analysis.md", "imagenet.md", "launchers.md", "networks.md", "performance.md", "sweeps.md")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLE = re.compile(r"(?:`([\w/.]+)`:\n\n)?```(\w+)\n(.*?)```", re.DOTALL)
 SETUP = ("python3 -m venv", ".venv/bin/pip")  # the environment of this test was made so
