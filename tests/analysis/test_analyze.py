@@ -157,6 +157,7 @@ def test_highway_lesions_are_judged_on_the_training_set_and_runs_contrasted_in_o
     assert not (highway.path / "analysis").exists()
 
 
+@pytest.mark.slow
 def test_a_part_that_a_net_is_too_small_for_is_left_out_of_it_with_the_reason(
     analyze: Analyze, residual: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -256,6 +257,7 @@ def test_gates_of_a_run(
     assert "biases began at -2" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_gates_of_a_net_with_carry_gates_of_its_own(
     analyze: Analyze, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -265,6 +267,7 @@ def test_gates_of_a_net_with_carry_gates_of_its_own(
     assert "biases began at -2" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_routing_of_a_run_in_numbers(
     analyze: Analyze, highway: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -291,6 +291,7 @@ def test_other_families_have_gradients_signals_and_responses(model: str) -> None
     assert np.isfinite(gradients.shortcut_factors(walk, x, generator())).all()
 
 
+@pytest.mark.slow
 def test_the_command_measures_a_fresh_net_and_depths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["model.depth=8", "model.widths=[4,4,4]", "model/shortcut=scaled_0.5_1"]
     options += ["--images", "16", "--test-images", "16", "--sizes", "1,2", "--draws", "1", "--epochs", "1"]

@@ -173,6 +173,7 @@ def test_a_covariance_picture_is_the_outer_product_of_one_draw() -> None:
     assert np.linalg.matrix_rank(picture) == 1
 
 
+@pytest.mark.slow
 def test_the_command_writes_curves_and_figures_and_tells_what_it_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

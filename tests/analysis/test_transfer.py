@@ -49,6 +49,7 @@ def test_the_slope_is_the_power_of_depth(power: float) -> None:
     assert 0.05 < high - low < 1
 
 
+@pytest.mark.slow
 def test_the_command_reads_a_sweeps_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for depth in (8, 14, 20):
         for rate in (0.0, 0.1):

@@ -173,6 +173,7 @@ def test_a_rule_of_a_sweep_can_be_typed(monkeypatch: pytest.MonkeyPatch) -> None
     assert {row.config.seed for row in left} == {0}
 
 
+@pytest.mark.slow
 def test_each_choice_of_options_is_composed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the number of seeds: composing takes a tenth of a second, and a table has hundreds of runs."""
     composed.cache_clear()

@@ -88,6 +88,7 @@ def test_what_a_run_has_frozen_is_built(frozen: dict[str, Any], tmp_path: Path) 
 
 @settings(max_examples=320, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 @given(place=st.sampled_from(PLACES), part=hostile, replaces=st.booleans())
+@pytest.mark.slow
 def test_no_hostile_configuration_is_called_or_resolved(
     frozen: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, part: Any, replaces: bool
 ) -> None:

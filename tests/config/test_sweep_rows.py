@@ -137,6 +137,7 @@ def names(monkeypatch: pytest.MonkeyPatch, place: Path, *words: str) -> list[str
 FEWEST = "sweep: {rows: {model/shortcut: [identity, none], model.depth: [8, 14]}, seeds: 3}"
 
 
+@pytest.mark.slow
 def test_a_sweep_in_the_fewest_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = written(tmp_path, f"# @package _global_\n{FEWEST}\nepochs: 2\n")
     every = names(monkeypatch, place, "sweep=mine")

@@ -172,6 +172,7 @@ def test_a_server_that_is_killed_ends_its_forks_and_is_named(tmp_path: Path) -> 
         wait_until_gone(process.pid)
 
 
+@pytest.mark.slow
 def test_the_death_of_the_command_ends_server_and_forks(tmp_path: Path) -> None:
     program = f"""
 import os, sys

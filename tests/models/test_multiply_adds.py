@@ -18,7 +18,7 @@ from deepnets.models.resnet import ResNet
         (["highway_a"], 31.13),
         (["preact164"], 244.5),
         (["preact164", "model.strided_kernel=1"], 247.6),
-        (["resnet1001"], 1488),  # 5.9 times resnet110
+        pytest.param(["resnet1001"], 1488, marks=pytest.mark.slow),  # 5.9 times resnet110
         (["imagenet_vgg19"], 19632),  # 19.6 billion: He et al. 2015, Fig. 3
         (["imagenet_plain34"], 3644),
         (["imagenet_resnet18"], 1814),

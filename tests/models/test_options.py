@@ -205,6 +205,7 @@ def test_every_ordering_has_its_size_in_110_and_164(network: Callable[..., ResNe
         assert parameters(network("resnet164", f"model/ordering={ordering}")) == PARAMETERS_164_BY_ORDERING[ordering]
 
 
+@pytest.mark.slow
 def test_options_a_to_c_and_100_classes_have_their_sizes(network: Callable[..., ResNet]) -> None:
     for overrides, classes, expected in [
         (["resnet20", "model.resize=projection"], 10, 272_474),

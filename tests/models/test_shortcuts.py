@@ -126,6 +126,7 @@ def test_a_plain_net_has_no_projection_that_never_learns() -> None:
     assert list(Scaled(shortcut_scale=0.0, branch_scale=1.0, ends=ends).parameters()) == []
 
 
+@pytest.mark.slow
 def test_an_option_file_is_the_case_its_name_says_in_every_unit(network: Callable[..., ResNet]) -> None:
     for case, kind, values in [
         ("identity", Identity, {}),

@@ -22,7 +22,7 @@ from deepnets.runs.folder import RunFolder
 from tests.command import row
 from tests.runs.test_planted import RUN, call
 
-pytestmark = pytest.mark.attack
+pytestmark = [pytest.mark.attack, pytest.mark.slow]
 
 SWEEP = "sweep: {{axes: [optimizer.lr], reported: {{test_error: {{good: 7.5, bad: {}}}}}}}\n"
 
@@ -148,7 +148,6 @@ def test_a_name_is_data(finished: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert os.fsdecode(name) in set(load_results(records).row)
 
 
-@pytest.mark.slow
 def test_a_name_in_markdown_is_no_markup(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records = tmp_path / "records"
     shutil.copytree(finished, records)

@@ -68,6 +68,7 @@ def test_processes_that_share_too_few_cores_say_so(monkeypatch: pytest.MonkeyPat
     assert scarce_cores(gpu).startswith("4 CPU cores feed 3 GPUs")
 
 
+@pytest.mark.slow
 def test_float32_is_no_tf32_whatever_the_environment_asks_for() -> None:
     code = """
 import torch

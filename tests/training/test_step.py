@@ -85,6 +85,7 @@ def test_compiled_training_is_the_plain_one_and_continues_bit_by_bit() -> None:
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_each_network_is_compiled_anew() -> None:
     """More networks in a process than a run has batch sizes."""
     for features in (2, 3, 4):
