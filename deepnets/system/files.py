@@ -6,6 +6,7 @@ import math
 import os
 import re
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -108,6 +109,19 @@ def own_cache() -> Path:
     if status.st_mode & 0o077:  # others may read in it
         folder.chmod(0o700)
     return folder
+
+
+def write_cache(name: str, content: str) -> None:
+    """Replace a file in the user's cache in one step, even while other commands replace it too."""
+    with tempfile.NamedTemporaryFile("w", dir=own_cache(), prefix=f"{name}.", delete=False) as file:
+        new = Path(file.name)
+        try:
+            file.write(content)
+            file.flush()
+            new.replace(own_cache() / name)
+        except BaseException:
+            new.unlink(missing_ok=True)
+            raise
 
 
 def opened_to_append(path: Path) -> IO[bytes]:

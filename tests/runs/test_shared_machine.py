@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Timer
 
@@ -14,7 +15,7 @@ from deepnets.errors import UserError
 from deepnets.runs.contents import Origin
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
-from deepnets.system.files import own_cache
+from deepnets.system.files import own_cache, write_cache
 from tests.command import ENVIRONMENT, TRAIN, row
 
 pytestmark = pytest.mark.attack
@@ -127,3 +128,15 @@ def test_a_wait_for_another_process_says_for_what(
     Timer(1, fcntl.flock, (lock(file, held), fcntl.LOCK_UN)).start()
     assert run(again).status == "finished"
     assert f"waiting until another process of yours has read its data; it holds {file}" in capsys.readouterr().out
+
+
+def test_commands_that_write_the_cache_at_once_do_not_disturb_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with ThreadPoolExecutor(4) as commands:
+        for written in [commands.submit(write_cache, "sizes.json", str(number) * 10_000) for number in range(400)]:
+            written.result()
+    (file,) = own_cache().iterdir()
+    assert file.read_text() in {str(number) * 10_000 for number in range(400)}
+    assert file.stat().st_mode & 0o077 == 0

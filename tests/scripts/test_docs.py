@@ -75,8 +75,8 @@ ADDED = {
         "model.depth=20",
         "a minute of training",
     ),
-    "python scripts/analyze.py gradients --output fresh model=preact110 dataset=digits "
-    "--orderings original,full_preactivation": ("model.depth=20 --draws 1 --sizes 1,3", "110 layers"),
+    "python scripts/analyze.py gradients --output fresh --orderings original,full_preactivation "
+    "model=preact110 dataset=digits": ("model.depth=20 --draws 1 --sizes 1,3", "110 layers"),
     "python scripts/analyze.py landscape outputs/digits_shortcuts/identity/seed0 "
     "outputs/digits_shortcuts/exclusive_gating_b6/seed0": ("--points 3", "1,250 evaluations"),
     "python scripts/analyze.py curvature outputs/digits_shortcuts/identity/seed0": (
