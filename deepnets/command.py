@@ -17,6 +17,7 @@ from deepnets.config.trust import choose_code, trust
 from deepnets.distributed.signals import RESUME, Interrupted
 from deepnets.errors import UserError, shortened, system_message
 from deepnets.hydra_errors import HYDRA_ERRORS, explain
+from deepnets.system import stop_at_once
 from deepnets.system.printing import print_error
 
 MOST = 10**9  # the largest whole number that an option takes; it overflows no library's integers
@@ -35,6 +36,8 @@ def run_command(command: Callable[[], int]) -> NoReturn:
     stopped: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
+        if getattr(getattr(sys.modules.get("torch"), "__spec__", None), "_initializing", False):
+            stop_at_once(number, frame)  # an exception in torch's C++ code would abort the process
         stopped.append(number)
         raise KeyboardInterrupt
 

@@ -18,7 +18,7 @@ def begin() -> None:
     command ends.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # unless a shell made this process ignore it
-        signal.signal(signal.SIGINT, _stop)
+        signal.signal(signal.SIGINT, stop_at_once)
     for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
         if getattr(sys, name) is None:
             # The file gets the lowest free number, which is the stream's.
@@ -33,8 +33,8 @@ def begin() -> None:
     atexit.register(gc.freeze)
 
 
-def _stop(number: int, frame: FrameType | None) -> None:
-    """End the process at once: an exception that interrupts an import may turn into another error."""
+def stop_at_once(number: int, frame: FrameType | None) -> None:
+    """Handle a signal by ending the process: an exception that interrupts an import may turn into another error."""
     try:
         os.write(2, STOPPED)
     finally:
