@@ -182,7 +182,7 @@ def test_a_run_is_stopped_within_a_part_and_analysed() -> None:
 def test_the_whole_command_but_its_long_trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the CPU, with one small network in place of four: no part but what needs a GPU is absent.
 
-    `bench.py ddp` of ResNet-110 takes an hour here; tests/bench has it with a small network.
+    `bench.py ddp` of ResNet-110 takes too long on a CPU; tests/bench has it with a small network.
     """
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(bench_gpu, "MODELS", {"resnet20": 1})

@@ -22,7 +22,7 @@ from tests.photographs import photograph_tree
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDS = ROOT / "outputs" / "records"
-# They take half a minute to three each.
+# The commands of these pages take minutes.
 LONG = ("analysis.md", "imagenet.md", "launchers.md", "networks.md", "performance.md", "sweeps.md")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLE = re.compile(r"(?:`([\w/.]+)`:\n\n)?```(\w+)\n(.*?)```", re.DOTALL)
