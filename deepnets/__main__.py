@@ -1,6 +1,7 @@
 """The installed program `deepnets VERB`. A clone also has scripts for train, report, analyze, predict and bench."""
 
 import sys
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import version
 
@@ -31,7 +32,9 @@ def main() -> int:
         print(f"deepnets {version('deepnets')}, commit {git_commit() or 'unknown'}")
         return 0
     if verb not in VERBS:
-        print(printable(f"{HELP}\nerror: {verb}: no such verb"), file=sys.stderr)
+        near = get_close_matches(verb, VERBS, 1)
+        hint = f"; the nearest: {near[0]}" if near else ""
+        print(printable(f"{HELP}\nerror: {verb}: no such verb{hint}"), file=sys.stderr)
         return 2
     sys.argv = [f"deepnets {verb}", *arguments]
     return import_module(f"deepnets.commands.{verb}").main()

@@ -224,8 +224,14 @@ def _input_facts(about: Input) -> dict[str, str]:
     channels, height, width = about.shape
     mean = "the mean image of the training images" if about.mean is None else about.mean
     more = len(about.classes) - MOST_CLASSES
+    size = f"({width * about.reduce}, {height * about.reduce})"
+    if about.shorter_side is None:
+        read = f"as PIL.ImageOps.fit(image, {size}, PIL.Image.Resampling.BILINEAR) scales and cuts them"
+    else:
+        read = f"as torchvision's resize(image, [{about.shorter_side}]) and center_crop scale and cut them"
     return {
         "input": f"{channels} x {height} x {width} (channels, height, width)",
+        "image files": read,
         "normalisation": f"{about.normalization}: (u - mean) * scale of u in 0..255, mean {mean}, scale {about.scale}",
         "classes": ", ".join(about.classes[:MOST_CLASSES]) + (f" and {more} more" if more > 0 else ""),
     }

@@ -263,6 +263,8 @@ def _check(
         needs = f"{target} needs {'all but one of them' if is_partial else 'them'}"
         if is_called and not is_partial:
             needs = "add `_partial_: true`, with which deepnets passes one argument later, such as a shortcut's ends"
+        elif not nested and inspect.isfunction(_locate(target)):
+            needs += f"; deepnets calls it once, with the values of this node, and it must return the {where}"
         raise UserError(f"{where}: missing: {', '.join(missing)}; {needs}")
 
 

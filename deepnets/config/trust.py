@@ -42,7 +42,10 @@ def trust(names: Trust) -> None:
             if not _is_python(name):
                 read_project(file)
             elif not file.is_file():
-                raise UserError(f"--trust {name}: no such file")
+                raise UserError(
+                    f"--trust {name}: no such file; to execute the copy that a run has of it, name the class, as in "
+                    f"--trust {file.stem}.ReZero --code frozen"
+                )
             name, folder = str(file), str(file.parent)
             if folder not in sys.path:
                 sys.path.append(folder)  # behind all others, so that a file in it hides no library
@@ -51,7 +54,8 @@ def trust(names: Trust) -> None:
         elif "." not in name and _spec(name) is None:
             raise UserError(
                 f"--trust {name}: no such module; a class needs its module too, as in my_shortcuts.ReZero, and a "
-                "module must be importable here: name its file, as in --trust my_shortcuts.py"
+                "module must be importable here: name its file, as in --trust my_shortcuts.py, or the class, as in "
+                f"--trust {name}.ReZero --code frozen, which executes the copy that a run has"
             )
         elif other := _misspelt(name):
             raise UserError(f"--trust {name}: {_only_others(other, name)}")

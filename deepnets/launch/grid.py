@@ -97,7 +97,7 @@ def launch(rows: list[Row]) -> int:
                 continue
         to_execute[folder] = row.config
     for files, count in trained_before_change.items():
-        print_line(trained_before(count, files))
+        print_line(trained_before(count, files, len(rows)))
     for change, count in other_data.items():
         print_line(f"{_finished(count)} on other images than those {change}; to train in another folder, add {BESIDE}")
     _copy_sweep(rows[0], folders[0])
@@ -314,12 +314,12 @@ def _check_settings(row: Row, launcher: Launcher) -> None:
     check_start(row.config)
 
 
-def trained_before(count: int, files: str) -> str:
-    """Return a line about `count` finished runs that were trained before these files of the user's code changed."""
+def trained_before(count: int, files: str, runs: int) -> str:
+    """Return a line about `count` of a command's runs: finished before these files of the user's code changed."""
+    again = "it again here," if runs == 1 else "these again here, name their rows and seeds, for example seed=0, and"
     return (
         f"{_finished(count)} before your code changed ({files}); rows with seeds of both versions count for no claim. "
-        f"To train in another folder, add {BESIDE}; to train these again here, name their rows and seeds, for example "
-        "model/shortcut=NAME seed=0, and add overwrite=true"
+        f"To train in another folder, add {BESIDE}; to train {again} add overwrite=true"
     )
 
 

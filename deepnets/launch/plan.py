@@ -57,7 +57,7 @@ def show_plan(rows: list[Row]) -> int:
         deleted = Counter("finished" if folder.is_complete else "unfinished" for folder in begun)
         print_line(f"overwrite=true first deletes {deleted.total()} of these runs: {_counted(deleted)}")
     for files, count in Counter(run.changed for run in planned if run.changed).items():
-        print_line(trained_before(count, files))
+        print_line(trained_before(count, files, len(rows)))
     _print_twins(twins_of(rows, folders))
     return 1 if any(run.problem for run in planned) else 0
 

@@ -14,6 +14,8 @@ from deepnets.results.read import Run, read_runs
 from deepnets.results.table import Table, result_sheets, tables_of
 
 NAMES = ["sweep", "row", "seed", "folder"]
+CLAIM = ["sweep", "claim", "place", "first", "second", "seeds", "outcome", "difference"]
+CLAIM += ["low", "high", "p_holm", "seen_before"]
 ENTRIES = (
     *("test_error", "last_test_error", "best_test_error", "train_error", "validation_error", "epochs", "iterations"),
     *("seconds", "images_per_second", "parameters", "device", "precision", "threads", "commit"),
@@ -48,7 +50,7 @@ class Results(pd.DataFrame):
         the number that the claim's test computes from the runs. `low` and `high` are its interval at the last look, and
         None before the first look.
         """
-        lines = []
+        lines: list[dict[str, Any]] = []
         for table in tables_of(self._members(), own=self._own_sweeps):
             for index in range(len(table.columns)):
                 for finding in findings_of(table, index, table.sweeps):
@@ -62,7 +64,7 @@ class Results(pd.DataFrame):
                         | answer
                         | {"low": low, "high": high, "p_holm": finding.p_holm, "seen_before": finding.seen_before}
                     )
-        return pd.DataFrame(lines)
+        return pd.DataFrame(lines, columns=CLAIM)
 
     def _members(self) -> list[Run]:
         return [self._runs[folder] for folder in self["folder"]]

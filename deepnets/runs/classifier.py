@@ -1,6 +1,7 @@
 """A trained network that takes image files and names their classes; it can be written as a torch program."""
 
 import base64
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,14 +60,20 @@ class Classifier(nn.Module):
         x = Normalization(self.get_buffer("mean"), self.get_buffer("scale"), self.of_each)(images)
         return self.model(x.permute(0, 3, 1, 2)).float().softmax(1)
 
-    def predict(self, images: Tensor | np.ndarray) -> Tensor:
+    def predict(self, images: Tensor | np.ndarray | Sequence[Tensor]) -> Tensor:
         """Compute probabilities (N, classes), on the CPU, of any number of images (N, H, W, C) uint8.
+
+        `images` may also be a list of what `read` returned.
 
         Raises:
             UserError: the images are of another type or shape.
         """
-        images = images if isinstance(images, Tensor) else torch.tensor(images)  # a copy, as Pillow's are read-only
         channels, height, width = self.shape
+        if not isinstance(images, Tensor | np.ndarray):
+            if len({image.shape for image in images}) > 1:
+                raise UserError("the images have several shapes; `read` brings each to the network's")
+            images = np.stack(images) if len(images) else np.zeros((0, height, width, channels), np.uint8)
+        images = images if isinstance(images, Tensor) else torch.tensor(images)  # a copy, as Pillow's are read-only
         if images.dtype != torch.uint8 or images.shape[1:] != (height, width, channels):
             raise UserError(
                 f"images of shape {tuple(images.shape)} and type {str(images.dtype).removeprefix('torch.')}: must be "

@@ -100,6 +100,12 @@ class RunFolder:
         return self.path.resolve().parent.parent
 
     @property
+    def hint_below(self) -> str:
+        """The end of a message that asks for a run folder: the first one below this folder; empty without any."""
+        below = [*self.path.glob("*/config.yaml"), *self.path.glob("*/*/config.yaml")]  # a row's, or a sweep's runs
+        return f"; name one below it, as {RunFolder(min(below).parent)}" if below else ""
+
+    @property
     def config(self) -> Config:
         """The frozen configuration.
 
@@ -109,9 +115,7 @@ class RunFolder:
         file = self.path / "config.yaml"
         if not file.is_file():
             reason = "no config.yaml in it" if self.path.is_dir() else "there is no such folder"
-            below = [*self.path.glob("*/config.yaml"), *self.path.glob("*/*/config.yaml")]  # a row's, or a sweep's runs
-            hint = f"; name one below it, as {RunFolder(min(below).parent)}" if below else ""
-            raise UserError(f"{self}: not a run folder ({reason}){hint}")
+            raise UserError(f"{self}: not a run folder ({reason}){self.hint_below}")
         try:
             frozen = read_frozen(read_text(file, LONGEST))
             # OmegaConf would copy these nodes unchanged, and take three times as long for them as for the rest.

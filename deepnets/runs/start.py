@@ -61,7 +61,8 @@ def hash_of(path: Path) -> str:
     if path.is_dir():
         result = RunFolder(path).result
         if not result or result.status != FINISHED or not result.weights_sha256:
-            raise UserError(f"weights={path}: no finished run with a checksum of its weights")
+            hint = "" if result else RunFolder(path).hint_below
+            raise UserError(f"weights={path}: no finished run with a checksum of its weights{hint}")
         return result.weights_sha256[:DIGITS]
     with suppress(SafetensorError, OSError), safe_open(path, framework="pt") as tensors:
         if checksum := (tensors.metadata() or {}).get(CHECKSUM):

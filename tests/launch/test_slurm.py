@@ -149,50 +149,62 @@ def six_rows(root: Path, pace: Path) -> dict[str, Any]:
     return facts
 
 
-def one_run_stopped_in_many_ways(root: Path, pace: Path) -> dict[str, Any]:
-    """Undisturbed; warned, preempted or killed; at its time limit; on two nodes. All but the first go slowly."""
-    run = ["epochs=12", "batch_size=256", "checkpoint_seconds=1000"]  # a slow machine takes long to start seven runs
+EXTRAS = {"k": ["checkpoint_seconds=1"], "m": ["devices=2"], "r": ["devices=2"]}  # of w, p and l none
+EXTRAS["n"] = ["devices=2", "launcher.nodes=2", "launcher.partition=two"]
+
+
+def stopped(root: Path, pace: Path, names: str, twins: str) -> dict[str, Any]:
+    """Warned (w, r), preempted (p, n), at the time limit (l, m), killed (k), all slowly; and undisturbed."""
+    run = ["epochs=12", "batch_size=256", "checkpoint_seconds=1000"]  # a slow machine takes long to start them
     train = [sys.executable, "scripts/train.py", TRUST, *NET, *run, f"output_root={root}"]
     environment = {**os.environ, "PACE": str(root)}
     undisturbed = [
         subprocess.Popen([*train, f"+schedule.name={name}", f"devices={devices}"], cwd=ROOT, env=environment)
         for devices, name in TWINS.items()
+        if name in twins
     ]
     (pace / "slow").touch()
-    launched(root, "wpl", *run)
-    launched(root, "k", *run, "checkpoint_seconds=1")
-    launched(root, "m", *run, "devices=2")
-    launched(root, "n", *run, "devices=2", "launcher.nodes=2", "launcher.partition=two")
-    launched(root, "r", *run, "devices=2")
-    warned, preempted, limited, killed = (folder_of(root, name) for name in "wplk")
-    limited_ddp, spread, reduced = (folder_of(root, name) for name in "mnr")
-    stopped = [warned, preempted, limited, limited_ddp, spread, reduced]
+    for name in names:
+        launched(root, name, *run, *EXTRAS.get(name, []))
+    folders = {name: folder_of(root, name) for name in names}
+    saved = {name: folder for name, folder in folders.items() if name != "k"}
     facts: dict[str, Any] = {}
 
-    for folder in (*stopped, killed):
+    for folder in folders.values():
         until(lambda folder=folder: (folder / "metrics.csv").is_file(), f"{folder} has an epoch")
-    for folder in (limited, limited_ddp):  # in one to two minutes, of which the warning comes two before
-        elapsed = time.time() - (folder / "job.json").stat().st_mtime
-        answer("scontrol", "update", f"jobid={job(folder)}", f"TimeLimit={int(elapsed / 60) + 2}")
-    answer("scancel", "--batch", "--signal=USR1", job(warned), job(reduced))
-    for folder in (preempted, spread):
-        answer("scontrol", "requeue", job(folder))  # what SLURM does when another job takes the node
-    until((killed / "checkpoint.pt").is_file, "the first checkpoint")
-    os.kill(json.loads((killed / "status.json").read_text())["pid"], signal.SIGKILL)
-    until(lambda: job(killed) not in queue(), "the killed one ends")
-    facts["killed"] = [ending(job(killed)), state_of(RunFolder(killed), dead_after=0).name]
-    facts["resubmitted"] = launched(root, "k", *run, "checkpoint_seconds=1")
-    for folder in stopped:
+    for name, folder in saved.items():
+        if name in "lm":  # in one to two minutes, of which the warning comes two before
+            elapsed = time.time() - (folder / "job.json").stat().st_mtime
+            answer("scontrol", "update", f"jobid={job(folder)}", f"TimeLimit={int(elapsed / 60) + 2}")
+        elif name in "wr":
+            answer("scancel", "--batch", "--signal=USR1", job(folder))
+        else:
+            answer("scontrol", "requeue", job(folder))  # what SLURM does when another job takes the node
+    if killed := folders.get("k"):
+        until((killed / "checkpoint.pt").is_file, "the first checkpoint")
+        os.kill(json.loads((killed / "status.json").read_text())["pid"], signal.SIGKILL)
+        until(lambda: job(killed) not in queue(), "the killed one ends")
+        facts["killed"] = [ending(job(killed)), state_of(RunFolder(killed), dead_after=0).name]
+        facts["resubmitted"] = launched(root, "k", *run, *EXTRAS["k"])
+    for folder in saved.values():
         until(lambda folder=folder: state_of(RunFolder(folder)).name == STOPPED, f"{folder} is saved")
     (pace / "slow").unlink()
-    for folder in stopped:
-        if folder == reduced:
+    for name, folder in saved.items():
+        if name == "r":
             facts["reduced"] = launched(root, "r", *run, "devices=auto")
         start_again(job(folder), "TimeLimit=10")
     until(lambda: not queue(), "all end")
-    facts["endings"] = [ending(job(folder)) for folder in stopped]
-    assert [process.wait(timeout=PATIENCE) for process in undisturbed] == [0, 0]
+    facts["endings"] = [ending(job(folder)) for folder in saved.values()]
+    assert {process.wait(timeout=PATIENCE) for process in undisturbed} == {0}
     return facts
+
+
+def stopped_by_hand(root: Path, pace: Path) -> dict[str, Any]:
+    return stopped(root, pace, "wpk", "t")
+
+
+def stopped_by_the_clock_or_on_two_devices(root: Path, pace: Path) -> dict[str, Any]:
+    return stopped(root, pace, "lmnr", "ts")
 
 
 @pytest.fixture(scope="module")
@@ -201,8 +213,13 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def stops(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return once(tmp_path_factory, one_run_stopped_in_many_ways)
+def by_hand(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return once(tmp_path_factory, stopped_by_hand)
+
+
+@pytest.fixture(scope="module")
+def by_clock(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return once(tmp_path_factory, stopped_by_the_clock_or_on_two_devices)
 
 
 def test_a_grid_becomes_one_array_and_ctrl_c_leaves_it(grid: dict[str, Any]) -> None:
@@ -271,13 +288,8 @@ def test_a_row_asks_for_gpus(grid: dict[str, Any]) -> None:
     assert "TresPerNode=gres:gpu:2" in grid["h"][1]
 
 
-@pytest.mark.parametrize(
-    ("name", "devices"),
-    [("w", 1), ("p", 1), ("l", 1), ("k", 1), ("m", 2), ("n", 2)],
-    ids=["warned", "preempted", "time limit", "killed", "time limit, two devices", "two nodes"],
-)
-def test_a_row_that_was_stopped_ends_bit_by_bit_as_undisturbed(stops: dict[str, Any], name: str, devices: int) -> None:
-    folder, twin = (folder_of(stops["root"], which) for which in (name, TWINS[devices]))
+def assert_resumed_as_undisturbed(root: Path, name: str, devices: int) -> None:
+    folder, twin = (folder_of(root, which) for which in (name, TWINS[devices]))
     assert "resuming at iteration" in (folder / "log.txt").read_text()
     assert metrics(folder) == metrics(twin)
     assert len(metrics(folder)) == 12
@@ -286,22 +298,39 @@ def test_a_row_that_was_stopped_ends_bit_by_bit_as_undisturbed(stops: dict[str, 
     assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
 
 
-def test_a_row_that_is_queued_again_goes_on_with_fewer_devices(stops: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", ["w", "p", "k"], ids=["warned", "preempted", "killed"])
+def test_a_row_that_was_stopped_ends_bit_by_bit_as_undisturbed(by_hand: dict[str, Any], name: str) -> None:
+    assert_resumed_as_undisturbed(by_hand["root"], name, 1)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    [("l", 1), ("m", 2), ("n", 2)],
+    ids=["time limit", "time limit, two devices", "two nodes"],
+)
+def test_a_row_at_its_limit_or_on_two_devices_does_too(by_clock: dict[str, Any], name: str, devices: int) -> None:
+    assert_resumed_as_undisturbed(by_clock["root"], name, devices)
+
+
+@pytest.mark.nightly
+def test_a_row_that_is_queued_again_goes_on_with_fewer_devices(by_clock: dict[str, Any]) -> None:
     """As the same command with devices=auto, one on a CPU, says while it is queued; it ends as undisturbed."""
-    assert "0 of 1 runs submitted; 1 already in the queue" in stops["reduced"][1]
-    folder, twin = RunFolder(folder_of(stops["root"], "r")), folder_of(stops["root"], TWINS[1])
+    assert "0 of 1 runs submitted; 1 already in the queue" in by_clock["reduced"][1]
+    folder, twin = RunFolder(folder_of(by_clock["root"], "r")), folder_of(by_clock["root"], TWINS[1])
     processes = folder.result.processes
     assert list(processes.values()) == [2, 1]
     _, since = processes
     assert f"number of processes: 2 from iteration 0, 1 from iteration {since}" in (folder.path / "log.txt").read_text()
     for epoch, expected in zip(metrics(folder.path)[:8], metrics(twin)[:8], strict=True):  # later, rounding grows
         assert float(epoch["train_loss"]) == pytest.approx(float(expected["train_loss"]), rel=0.02)
+    assert by_clock["endings"] == ["COMPLETED 0:0 1"] * 4
 
 
-def test_what_saved_itself_is_queued_again_and_what_was_killed_is_submitted_again(stops: dict[str, Any]) -> None:
-    assert stops["endings"] == ["COMPLETED 0:0 1"] * 6
-    assert stops["killed"] == ["FAILED 137:0 0", DEAD]
-    assert "1 of 1 runs submitted" in stops["resubmitted"][1]
+def test_what_saved_itself_is_queued_again_and_what_was_killed_is_submitted_again(by_hand: dict[str, Any]) -> None:
+    assert by_hand["endings"] == ["COMPLETED 0:0 1"] * 2
+    assert by_hand["killed"] == ["FAILED 137:0 0", DEAD]
+    assert "1 of 1 runs submitted" in by_hand["resubmitted"][1]
 
 
 def of_sweep(root: Path, seed: int, *changes: str) -> Row:

@@ -192,6 +192,7 @@ def test_lines_of_setup_precede_the_run_and_end_the_task_where_they_fail(many: d
     assert many["not_set_up"] == [[reason] * 2, False, "FAILED 1:0 0"]
 
 
+@pytest.mark.nightly
 def test_runs_of_a_task_fail_and_go_on_each_on_its_own(several: dict[str, Any]) -> None:
     assert several["then"] == ["finished", "failed", "running", "stopped", "queued"]
     assert several["states"] == ["finished", "failed", "dead", "finished", "finished"]
@@ -214,6 +215,7 @@ def test_runs_of_a_task_fail_and_go_on_each_on_its_own(several: dict[str, Any]) 
     assert "1 of 5 runs submitted; 0 already in the queue, 0 running elsewhere, 1 failed before" in several["after"][1]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("run", "twin"),
     [(("outputs", "a"), "a"), (("outputs", "d"), "d"), (("outputs", "e"), "a"), (("nodes", "y"), "y")],

@@ -128,6 +128,7 @@ def test_it_sees_what_the_run_saw(kind: str, tmp_path: Path) -> None:
     assert classifier.classes == ("0", "1", "2")
     assert torch.equal(classifier.predict(raw), expected)
     assert torch.equal(classifier.predict(raw.numpy()), expected)
+    assert torch.equal(classifier.predict(list(raw)), expected)
     is_image = kind in ("pixel_mean", "pixel_mean_scalar_std", "global_contrast")
     noted = json.loads((folder / "result.json").read_text())["input"]
     assert noted["shape"] == [2, 16, 16]
@@ -225,7 +226,11 @@ def test_images_of_another_shape_are_refused(on_digits: Path) -> None:
         classifier.predict(torch.zeros(2, 1, 8, 8, dtype=torch.uint8))
     with pytest.raises(UserError, match="type float32"):
         classifier.predict(torch.zeros(2, 8, 8, 1))
-    assert classifier.predict(torch.zeros(0, 8, 8, 1, dtype=torch.uint8)).shape == (0, 10)
+    with pytest.raises(UserError, match="several shapes"):
+        classifier.predict([torch.zeros(8, 8, 1, dtype=torch.uint8), torch.zeros(4, 8, 1, dtype=torch.uint8)])
+    assert (
+        classifier.predict(torch.zeros(0, 8, 8, 1, dtype=torch.uint8)).shape == classifier.predict([]).shape == (0, 10)
+    )
 
 
 @pytest.mark.attack

@@ -103,7 +103,7 @@ def test_a_last_layer_of_another_number_of_classes_is_fresh(teacher: RunFolder, 
         (["weights=/nowhere"], "weights=/nowhere: neither a run's folder nor a file of weights"),
         (["weights_hash=abc"], "is the hash of weights; add weights=RUN_OR_FILE"),
         (["weights={teacher}", "weights_hash=abc"], "have the hash"),
-        (["weights={teacher}/.."], "no finished run with a checksum of its weights"),
+        (["weights={teacher}/.."], "no finished run with a checksum of its weights; name one below it, as "),
     ],
 )
 def test_weights_that_cannot_be_meant_are_a_line(

@@ -124,5 +124,6 @@ def test_help_and_errors_speak_of_the_installed_command(command: Command) -> Non
     assert "deepnets train model=resnet20" in command("deepnets", "train", "--help").stdout
     assert "usage: deepnets report" in command("deepnets", "report", "--help").stdout
     assert "usage: deepnets bench" in command("deepnets", "bench", "--help").stdout
+    assert "trian: no such verb; the nearest: train" in command("deepnets", "trian", code=2).stderr
     assert "tell: no such verb" in command("deepnets", "tell", code=2).stderr
     assert "model=resnet21: no such option" in command("deepnets", "train", "model=resnet21", code=1).stderr
