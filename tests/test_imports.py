@@ -126,15 +126,15 @@ def test_no_process_sends_another_a_pickle() -> None:
     ("words", "later"),
     [
         (["epochs=0"], "torch"),
-        (["batch_size=0"], "torch"),
+        pytest.param(["batch_size=0"], "torch", marks=pytest.mark.slow),
         (["seed=-1"], "torch"),
-        (["threads=1000"], "torch"),
+        pytest.param(["threads=1000"], "torch", marks=pytest.mark.slow),
         (["epochs=1", "iterations=1"], "torch"),
-        (["schedule.milestones=x"], "torch"),
+        pytest.param(["schedule.milestones=x"], "torch", marks=pytest.mark.slow),
         (["schedule.milestones=[2,1]"], "torch"),
-        (["schedule.nope=1"], "torch"),
+        pytest.param(["schedule.nope=1"], "torch", marks=pytest.mark.slow),
         (["sweep=digits_shortcuts", "epochs=0"], "torch"),
-        (["model.depth=19"], "torch._dynamo"),  # takes another second
+        pytest.param(["model.depth=19"], "torch._dynamo", marks=pytest.mark.slow),  # takes another second
     ],
 )
 def test_an_error_does_not_wait_for_what_training_imports(words: list[str], later: str) -> None:

@@ -63,7 +63,7 @@ def as_torchvision_does(tree: Path, model: nn.Module, shorter: int, ten: bool) -
     return torch.stack(scores).log(), torch.tensor(labels)
 
 
-@pytest.mark.parametrize("view", ["center", "ten_crop"])
+@pytest.mark.parametrize("view", ["center", pytest.param("ten_crop", marks=pytest.mark.slow)])
 def test_torchvisions_weights_have_the_error_that_torchvision_finds(tree: Path, tmp_path: Path, view: str) -> None:
     model, file = published(tmp_path)
     main(["evaluate", CPU, "--weights", str(file), "--view", view, "--output", str(tmp_path), *options(tree)])

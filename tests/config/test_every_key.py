@@ -107,6 +107,7 @@ def attack(bases: Sequence[int], folder: Path, data: st.DataObject) -> None:
         assert is_word or not (isinstance(value, float) and not math.isfinite(value)), way
 
 
+@pytest.mark.slow
 @settings(max_examples=40, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_a_hostile_value_is_refused_in_a_line(tmp_path: Path, data: st.DataObject) -> None:

@@ -150,6 +150,7 @@ def test_a_sweep_in_the_fewest_words(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert names(monkeypatch, place, "sweep=mine", "hydra.mode=RUN", "seed=4") == ["identity,8 seed4"]
 
 
+@pytest.mark.slow
 def test_rows_are_those_of_hydras_sweeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = """
         sweep:

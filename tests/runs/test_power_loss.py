@@ -253,6 +253,7 @@ def check(trace: Trace, states: int, resumes: int, place: Path, seed: int = 0) -
         shutil.rmtree(root)
 
 
+@pytest.mark.slow
 def test_no_power_loss_costs_what_was_saved_or_changes_a_bit(trace: Trace, tmp_path: Path) -> None:
     check(trace, states=60, resumes=1, place=tmp_path)
 

@@ -115,8 +115,10 @@ def test_training_is_the_formula_with_short_batches_and_a_cut_epoch(clip: float 
     "changes",
     [
         ["model=resnet20"],
-        ["model=resnet20", "model/survival=linear_decay"],
-        ["model=resnet20", "memory=recompute_segments", "model.batchnorm_images=16"],
+        pytest.param(["model=resnet20", "model/survival=linear_decay"], marks=pytest.mark.slow),
+        pytest.param(
+            ["model=resnet20", "memory=recompute_segments", "model.batchnorm_images=16"], marks=pytest.mark.slow
+        ),
         ["model=highway_fc10", "optimizer=caffe_nesterov"],
     ],
     ids="+".join,

@@ -116,7 +116,7 @@ def test_bfloat16_is_as_autocast_has_it(net: str) -> None:
         assert 0 < (ours - theirs).norm() < 0.02 * theirs.norm()
 
 
-@pytest.mark.parametrize("net", ["highway_relu", "ghost_batches"])
+@pytest.mark.parametrize("net", ["highway_relu", pytest.param("ghost_batches", marks=pytest.mark.slow)])
 def test_a_state_resumes_alone_and_together(net: str) -> None:
     alone, together = (trainings(configs(net)) for _ in range(2))
     for steps in (iter(fit_together(Stack(together))), *map(fit, alone)):
