@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 
 from deepnets.command import filled
 from deepnets.config.project import program, read_project
-from deepnets.config.trust import trust
+from deepnets.config.trust import choose_code, trust
 from deepnets.errors import UserError
 from deepnets.system.files import check_folder
 
@@ -51,6 +51,7 @@ def main() -> int:
     parser.add_argument("--whole", action="store_true", help="with --verify: train the records to their end")
     parser.add_argument("--scratch", type=Path, metavar="DIR", help="with --whole: train in DIR, so that it can resume")
     parser.add_argument("--trust", metavar="NAME", help="with --verify: your own class or module, or its file")
+    parser.add_argument("--code", metavar="frozen|current", help="with --verify: if your code has changed, which")
     request.add_argument("--export", choices=("mlflow", "wandb"), help="send ended runs to a tracker, each once")
     request.add_argument(
         "--compare", nargs=2, type=Path, metavar=("RECORD", "MINE"), help="list differences; can seeds explain them?"
@@ -82,7 +83,8 @@ def _check(given: argparse.Namespace, exports: dict[str, Path]) -> None:
     requests = [name for name in (*NO_REPORT, "compare") if getattr(given, name)]
     if "watch" in requests and {*requests} - {"watch", "status"}:
         raise UserError(f"--watch shows what runs are doing; it does not go with --{requests[-1]}")
-    for name, other in (("note", "verify"), ("whole", "verify"), ("scratch", "whole"), ("trust", "verify")):
+    pairs = {"note": "verify", "whole": "verify", "scratch": "whole", "trust": "verify", "code": "verify"}
+    for name, other in pairs.items():
         if getattr(given, name) and not getattr(given, other):
             raise UserError(f"--{name} goes with --{other} only; --help has examples")
     if given.json and (not given.status or given.watch):
@@ -140,6 +142,7 @@ def _answer(given: argparse.Namespace, exports: dict[str, Path]) -> int:
     if given.records:
         return write_records(given.folders[0], own_sweeps)
     if given.verify:
+        choose_code(given.code)
         trust([name for name in (given.trust, given.project) if name])
         with TemporaryDirectory() as scratch:
             whole = (given.scratch or Path(scratch)) if given.whole else None

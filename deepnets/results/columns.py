@@ -174,13 +174,17 @@ def in_other_arithmetic(paths: Sequence[Path]) -> list[Path]:
 def lines_over(key: str, rows: Mapping[str, Run]) -> FigureLines:
     """Group rows into lines over a numeric setting: the names of the rows on a line differ only in the number of `key`.
 
-    If the sweep pairs an axis with the number, the names may differ in that axis too. A line has at least two depths,
-    or `FEWEST_VALUES` values of another number.
+    If the sweep pairs an axis with the number, one to one, the names may differ in that axis too. A line has at least
+    two depths, or `FEWEST_VALUES` values of another number.
     """
     settings = {row: run.settings.get(key) for row, run in rows.items()}
     values = {row: value for row, value in settings.items() if is_number(value)}
     parts = {row: _parts(row, rows[row]) for row in values}
     named = {row: name for row in values if (name := _without_axis(parts[row], _paired(rows[row], key)))}
+    shared = Counter((name, values[row]) for row, name in named.items())
+    for row, name in named.items():
+        if shared[name, values[row]] > 1:  # this number occurs in several pairs: a line for each value of its partner
+            named[row] = _without_axis(parts[row], [key]) or name
     lines: FigureLines = defaultdict(dict)
     for row, value in values.items():
         # A row whose name lacks the number belongs to the line that has the row's name.

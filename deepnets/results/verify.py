@@ -24,6 +24,7 @@ from deepnets.errors import UserError, brief, printable
 from deepnets.results.published import Printed, true_difference
 from deepnets.results.read import Run, read_runs, unchecked
 from deepnets.results.statistics import FEWEST_SEEDS, WORST_ERROR
+from deepnets.runs.code import code_to_execute
 from deepnets.runs.contents import Origin, Result, RunFile
 from deepnets.runs.execute import run as train
 from deepnets.runs.folder import RunFolder
@@ -276,6 +277,7 @@ def _here(run: Run, root: str) -> tuple[Config, torch.device]:
     """Return a record's configuration for this machine's data folder, and the device to train on.
 
     Raises:
+        OtherCode: the user's own code has changed since the run began, and neither version was chosen.
         UserError: its result lacks the first iterations or other facts that are compared, or the data differ.
     """
     result, frozen = run.result, run.folder.config
@@ -283,6 +285,7 @@ def _here(run: Run, root: str) -> tuple[Config, torch.device]:
         raise UserError("its result has no first iterations to compare with")
     if result["precision"] not in PRECISIONS:
         raise UserError(f"its result names an unknown precision, {brief(result['precision'])}")
+    code_to_execute(run.folder, frozen)
     config = replace(frozen, dataset=frozen.dataset | {"root": root}, device="auto")
     device = find_device(config.device)
     if others := differing(result["data"], data_of(config, device)):

@@ -54,7 +54,7 @@ class OtherCode(UserError):
             )
         mixed = (
             "; with today's code, code=current, but rows with seeds of both versions count for no claim. To train runs "
-            "anew, name their rows and seeds, for example model/shortcut=NAME seed=0, and add overwrite=true."
+            "anew, name their rows and seeds, for example seed=0, and add overwrite=true."
         )
         others = mixed if frozen.startswith("code=") else f"; with today's code, {current}."
         return f"To go on with the code as it was, add {frozen}{others}"

@@ -241,6 +241,12 @@ def _try_out_operation(where: str, operation: Operation, dataset: Dataset) -> No
                 f"{where}: returns images {tuple(x_changed.shape)} and targets {tuple(targets_changed.shape)}, must be "
                 f"{tuple(x.shape)} and {tuple(targets.shape)}"
             )
+        if x_changed.dtype != x.dtype or targets_changed.dtype != targets.dtype:
+            changed = " and ".join(str(each.dtype).removeprefix("torch.") for each in (x_changed, targets_changed))
+            raise UserError(
+                f"{where}: returns images and targets of type {changed}, must keep float32; draws are float64, so that "
+                "draws.to(x.dtype) helps"
+            )
     except UserError:
         raise
     except Exception as error:

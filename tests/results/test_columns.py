@@ -43,6 +43,19 @@ def test_an_axis_that_is_paired_with_the_depth() -> None:
     }
 
 
+def test_each_value_of_a_paired_axis_has_its_line_where_a_number_occurs_in_several_pairs() -> None:
+    found: dict[str, Run] = {}
+    for heat in (0.5, 2):
+        for bias in (-1, -2, -3):
+            row = f"8,{bias},{heat}"
+            shortcut = {"model": {"shortcut": {"bias": bias, "heat": heat}}}
+            found |= runs(["model.depth", "model.shortcut.bias", "model.shortcut.heat"], {row: shortcut})
+            found[row].config["sweep"]["zip"] = [["model.shortcut.bias", "model.shortcut.heat"]]
+    assert lines_over("model.shortcut.bias", found) == {
+        f"8,{heat}": {bias: f"8,{bias},{heat}" for bias in (-3, -2, -1)} for heat in (0.5, 2)
+    }
+
+
 def test_a_gate_bias_which_names_give_without_its_sign() -> None:
     rows = {f"gating_b{bias}": {"model": {"shortcut": {"bias": -float(bias)}}} for bias in (0, 1, 6)}
     rows["identity"] = {"model": {"shortcut": {}}}

@@ -231,6 +231,15 @@ def test_code_that_changes_while_a_run_is_unfinished(project: Path, tmp_path: Pa
         assert done.returncode == exit_code, done.stderr
     assert "your code has changed since the run began: own_scales.py" in done.stdout
 
+    verify = [sys.executable, "-m", "deepnets", "report", str(folder), "--verify", str(tmp_path), export[-1]]
+    for choice, said in (
+        ([], "To go on with the code as it was, add --code frozen"),
+        (["--code=frozen"], "verified: "),
+    ):
+        done = subprocess.run([*verify, *choice], capture_output=True, text=True, cwd=ROOT, check=False)
+        assert said in done.stdout + done.stderr
+        assert "DIFFERS" not in done.stdout
+
     # A copied folder may lack the code, and a copy of the code may have been edited.
     shutil.copytree(folder, tmp_path / "elsewhere" / name)
     shutil.rmtree(root / "runs" / ".code" / by_iteration["0"]["hash"] / "__pycache__", ignore_errors=True)

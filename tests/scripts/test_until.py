@@ -208,5 +208,6 @@ def test_words_that_cannot_be_meant_are_a_line(lab: list[str], tmp_path: Path, w
     done = train(*given, *words, cwd=tmp_path)
     assert done.returncode == 1
     assert re.search(said, done.stderr), done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    lines = done.stderr.strip().splitlines()
+    assert len([line for line in lines if not line.startswith("rows composed: ")]) == 1  # which a slow machine shows
     assert not (tmp_path / "outputs").exists()

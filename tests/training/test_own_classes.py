@@ -78,6 +78,21 @@ def test_a_gate_without_its_module_is_refused(refusal: Callable[..., str]) -> No
     assert said == "model: Own has no module `gate`: a subclass of Gated must call Gated.__init__"
 
 
+def test_a_gate_that_is_replaced_without_its_bias_is_refused(refusal: Callable[..., str]) -> None:
+    source = """
+from torch import nn
+
+from deepnets.models.shortcuts import Gated
+
+
+class Own(Gated):
+    def __init__(self, *, ends):
+        super().__init__(bias=-1, exclusive=True, kernel=1, batchnorm=False, ends=ends)
+        self.gate = nn.Sequential(self.gate, nn.Identity())
+"""
+    assert "Own replaces `gate`, so it must replace the property `gate_bias` too" in refusal("bias_shortcuts", source)
+
+
 @pytest.mark.parametrize(
     ("constructor", "forward", "said"),
     [
@@ -216,6 +231,12 @@ class Own:
     [
         ("operation_a", "random.normal(size=images)", "x, targets", r"draw must return an array \(images, k\)"),
         ("operation_b", "np.zeros((images, 1))", "x[:, 0], targets", r"returns images \(2, 8, 8\)"),
+        (
+            "operation_d",
+            "np.zeros((images, 1))",
+            "x + draws[:, :, None, None], targets",
+            "type float64 and float32, must",
+        ),
         ("operation_c", "np.zeros((images, 1))", "x + draws.misspelt, targets", "operation_c.py, line 10, in __call__"),
     ],
 )
