@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -21,6 +22,8 @@ from deepnets.config.trust import is_trusted
 HYDRA_ERRORS = (HydraException, OmegaConfBaseException)
 KEYS = [key.name for key in fields(Config)]
 SHORT = 160  # characters: a longer list of names is not printed
+MOST_OPTIONS = 4  # options that an error names
+SEEDS = "several seeds are -m 'seed=range(3)' or seed=0,1,2"
 PACKAGE = "a sweep, like a protocol, begins with the line # @package _global_"
 VALUES = {  # OmegaConf's messages about a value, and how this project says them
     r".* could not be converted to Integer": "must be an integer",
@@ -68,9 +71,12 @@ def explain(error: Exception) -> str:
         typed = str(getattr(cause, "key", match[1]))
         if typed == match[1].rpartition(".")[2] and _class_takes(typed, names):
             return f"{match[1]}: the option's file does not set it; add it there, or type +{match[1]}=VALUE"
+        if match[1] == "seeds":
+            return f"seeds: no such key; {SEEDS}, or in a sweep sweep.seeds=3"
         return f"{match[1]}: no such key{_options_with(match[1]) or _nearest_key(typed, names)}"
     if match := re.match(r"Error merging override (.+)", line):
-        return f"{match[1]}: {_why_illegal(str(cause).partition(chr(10))[0])}"
+        several = f"; {SEEDS}" if match[1].startswith("seed=") else ""
+        return f"{match[1]}: {_why_illegal(str(cause).partition(chr(10))[0])}{several}"
     if match := re.match(r"Could not append to config. An item is already at '(.+)'", line):
         return f"+{match[1]}: it is there already; leave out the +"
     if match := re.match(r"(?:Multiple values for )?(\S+?)(?:\. | appears more than once in the final )", line):
@@ -123,12 +129,15 @@ def _why_unreadable(override: str, reason: str) -> str:
 
 def _options_with(key: str) -> str:
     """Return the end of a sentence: the options of the key's group that have the key; empty if none has it."""
-    group, _, name = key.partition(".")
-    options = [
-        f"{group}={file.stem}"
-        for file in sorted((CONF / group).glob("*.yaml"))
-        if re.search(rf"^{re.escape(name)}:", file.read_text(), re.MULTILINE)
-    ]
+    group, _, name = key.replace(".", "/").rpartition("/")
+    below = group.rpartition("/")[2]  # a file of model/shortcut sets `shortcut:` of the package model
+    options = []
+    for file in sorted((CONF / group).glob("*.yaml")) if group else []:
+        node = yaml.safe_load(file.read_text())
+        if name in ((node if below == group else node.get(below)) or {}):
+            options.append(f"{group}={file.stem}")
+    if len(options) > MOST_OPTIONS:
+        return f"; {len(options)} options have it, such as {options[0]}"
     return f"; {', '.join(options)} {'has' if len(options) == 1 else 'have'} it" if options else ""
 
 
@@ -139,7 +148,8 @@ def _nearest_key(name: str, node: Any) -> str:
         for place, inner in node.items()
         if isinstance(inner, dict) and name in inner
     ]
-    return f"; the nearest: {', '.join(below)}" if below else _nearest(name, map(str, node), "--cfg job")
+    keys = [key for key in map(str, node) if not key.startswith("_")]
+    return f"; the nearest: {', '.join(below)}" if below else _nearest(name, keys, "--cfg job")
 
 
 def _nearest(name: str, names: Iterable[str], listing: str) -> str:

@@ -27,6 +27,9 @@ from deepnets.hydra_errors import explain
             "sweep=he2016_table3: no such option; the nearest: he2016_table3_cifar10, he2016_table3_cifar100",
         ),
         ("launcher.runs_per_device=2", "launcher.runs_per_device: no such key; launcher=pool has it"),
+        ("seed=0-2", "seed=0-2: must be an integer; several seeds are -m 'seed=range(3)' or seed=0,1,2"),
+        ("seeds=3", "seeds: no such key; several seeds are -m 'seed=range(3)' or seed=0,1,2, or in a sweep sweep.seeds=3"),
+        ("model.shortcut.bias=-2", "model.shortcut.bias: no such key; 16 options have it, such as model/shortcut=deep_delta"),
         ("optimizer.betas=[0.9,0.99]", "optimizer.betas: no such key; optimizer=adam, optimizer=adamw have it"),
         ("sweep=he2016_table1,he2016_table2", "sweep=he2016_table1,he2016_table2: a command trains one sweep"),
         ("depth=14", "depth: no such key; the nearest: model.depth"),
@@ -114,7 +117,7 @@ def test_a_key_that_the_class_takes_and_the_file_lacks_is_said(tmp_path: Path) -
             compose(["schedule=mine", "schedule.denominator=2"], search)
         with trusting(trusted):
             said.append(explain(caught.value))
-    assert said[0] == "schedule.denominator: no such key; one of _target_, numerator"
+    assert said[0] == "schedule.denominator: no such key; one of numerator"
     assert said[1].startswith("schedule.denominator: the option's file does not set it; add it there, or type +sch")
 
 
