@@ -28,8 +28,14 @@ from deepnets.hydra_errors import explain
         ),
         ("launcher.runs_per_device=2", "launcher.runs_per_device: no such key; launcher=pool has it"),
         ("seed=0-2", "seed=0-2: must be an integer; several seeds are -m 'seed=range(3)' or seed=0,1,2"),
-        ("seeds=3", "seeds: no such key; several seeds are -m 'seed=range(3)' or seed=0,1,2, or in a sweep sweep.seeds=3"),
-        ("model.shortcut.bias=-2", "model.shortcut.bias: no such key; 16 options have it, such as model/shortcut=deep_delta"),
+        (
+            "seeds=3",
+            "seeds: no such key; several seeds are -m 'seed=range(3)' or seed=0,1,2, or in a sweep sweep.seeds=3",
+        ),
+        (
+            "model.shortcut.bias=-2",
+            "model.shortcut.bias: no such key; 16 options have it, such as model/shortcut=deep_delta",
+        ),
         ("optimizer.betas=[0.9,0.99]", "optimizer.betas: no such key; optimizer=adam, optimizer=adamw have it"),
         ("sweep=he2016_table1,he2016_table2", "sweep=he2016_table1,he2016_table2: a command trains one sweep"),
         ("depth=14", "depth: no such key; the nearest: model.depth"),

@@ -101,7 +101,7 @@ def report(
     title = " and ".join(dict.fromkeys(titles if len(titles) <= MOST_TITLES else [table.name for table in tables]))
     warnings = [f"{table.name}: {warning}" for table in tables for warning in table.warnings]
     write_report_page(folder / "report.html", title, _summary(tables), warnings, _sections(tables, pairs, pictures))
-    more = "" if full else "  (with settings, rules and statistics; --full prints the last two here)"
+    more = "" if full else "  (with settings, claims, rules and statistics; --full prints the last three here)"
     console.print(as_text(f"page         {RunFolder(folder / 'report.html')}{more}"), soft_wrap=True)
     console.print(as_text(f"figures      {len(pictures)} as PNG and SVG in {RunFolder(folder)}"), soft_wrap=True)
     return 0
