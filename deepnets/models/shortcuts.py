@@ -10,7 +10,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from deepnets.errors import UserError
 from deepnets.models.batchnorm import GhostBatchNorm
 from deepnets.models.layers import Conv
 from deepnets.models.parallel import Share, dropout
@@ -80,13 +79,13 @@ class Gated(nn.Module):
         """The current b (C,): the bias of the last convolution or linear layer, or of its batch normalisation.
 
         Raises:
-            UserError: a subclass has replaced `gate`, and not this property.
+            ValueError: a subclass has replaced `gate`, and not this property.
         """
         last = self.gate[-2] if isinstance(self.gate, nn.Sequential) and len(self.gate) > 1 else None
         bias = getattr(last.bn if isinstance(last, GhostBatchNorm) else last, "bias", None)
         if not isinstance(bias, Tensor):
-            raise UserError(
-                f"model: {type(self).__name__} replaces `gate`, so it must replace the property `gate_bias` too, which "
+            raise ValueError(
+                f"{type(self).__name__} replaces `gate`, so it must replace the property `gate_bias` too, which "
                 "returns the bias (C,) of the gate's last layer"
             )
         return bias
