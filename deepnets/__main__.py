@@ -1,12 +1,11 @@
 """The installed program `deepnets VERB`. A clone also has scripts for train, report, analyze, predict and bench."""
 
 import sys
-from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import version
 
 from deepnets.config.project import git_commit
-from deepnets.errors import printable
+from deepnets.errors import nearest, printable
 from deepnets.system import begin
 
 VERBS = {
@@ -32,9 +31,7 @@ def main() -> int:
         print(f"deepnets {version('deepnets')}, commit {git_commit() or 'unknown'}")
         return 0
     if verb not in VERBS:
-        near = get_close_matches(verb, VERBS, 1)
-        hint = f"; the nearest: {near[0]}" if near else ""
-        print(printable(f"{HELP}\nerror: {verb}: no such verb{hint}"), file=sys.stderr)
+        print(printable(f"{HELP}\nerror: {verb}: no such verb{nearest(verb, VERBS)}"), file=sys.stderr)
         return 2
     sys.argv = [f"deepnets {verb}", *arguments]
     return import_module(f"deepnets.commands.{verb}").main()

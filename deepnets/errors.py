@@ -4,6 +4,8 @@ import errno
 import re
 import sysconfig
 import traceback
+from collections.abc import Iterable
+from difflib import get_close_matches
 from pathlib import Path
 
 # OSErrors about a network or a process, not about a file.
@@ -58,6 +60,12 @@ def brief(value: object) -> str:
     """Return the value as Python writes it, in one line; a long value is cut off."""
     text = repr(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return text that ends a message with the nearest of the names; empty if no name is near."""
+    near = get_close_matches(name, list(names), 1)
+    return f"; the nearest: {near[0]}" if near else ""
 
 
 def shortened(message: str) -> str:

@@ -11,10 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from deepnets.config.claim_test import DRAWN, ClaimTest, are_names, is_number, nearest, read_test
+from deepnets.config.claim_test import DRAWN, ClaimTest, are_names, is_number, read_test
 from deepnets.config.project import CONF
 from deepnets.config.sweep import SWEEPS, names_at, sweep_of
-from deepnets.errors import UserError
+from deepnets.errors import UserError, nearest
 
 EXAMPLE = "{claim: identity is lower than none, error: test, place: Table 1}"
 REGISTERED_EXAMPLE = (

@@ -4,13 +4,12 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from enum import StrEnum
 from statistics import fmean
 from typing import Any
 
 from deepnets.config.project import PACKAGE
-from deepnets.errors import UserError
+from deepnets.errors import UserError, nearest
 
 TEST_EXAMPLE = "test: {of: test error, each: [identity minus none]}"
 OF_EXAMPLE = "{analyze: lesion --only single, table: single, median: error, where: {unit: [15, 45]}, minus: {unit: 0}}"
@@ -167,12 +166,6 @@ def read_test(node: Any, sentence: str, rows: Sequence[str], quantity: str, marg
     if unknown := [row for row in test.rows if not {row, *row.split(",")} & {*rows}]:
         raise UserError(f"{wrong}; the claim's rows lack {', '.join(unknown)}{nearest(unknown[0], rows)}")
     return test
-
-
-def nearest(name: str, names: Sequence[str]) -> str:
-    """Return text that ends a message with the nearest of the names; empty if no name is near."""
-    near = get_close_matches(name, names, 1)
-    return f"; the nearest: {near[0]}" if near else ""
 
 
 def _region(quantity: str, margin: float, wrong: str) -> tuple[float, float]:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -44,7 +43,7 @@ from deepnets.config.schema import (
     uniform,
     value_at,
 )
-from deepnets.errors import UserError
+from deepnets.errors import UserError, nearest
 
 CONF_ALONE = Search()
 CALLBACKS = {"callbacks": None}  # the entry of Hydra's own defaults list that chooses callbacks
@@ -373,9 +372,8 @@ def explained(words: Iterable[str]) -> Iterator[None]:
             groups = [str(group.relative_to(CONF)) for group in CONF.rglob("*/")]
             if match[1] in groups:
                 raise UserError(f"{match[1]}: the chosen {match[2]} has no such part; leave it out") from error
-            near = get_close_matches(match[1], groups, 1)
-            listed = f"the nearest: {near[0]}" if near else "--help lists all"
-            raise UserError(f"{match[1]}: no such group of options; {listed}") from error
+            listed = nearest(match[1], groups) or "; --help lists all"
+            raise UserError(f"{match[1]}: no such group of options{listed}") from error
         raise
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:  # OmegaConf raises some without errno
