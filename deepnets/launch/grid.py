@@ -40,6 +40,7 @@ from deepnets.system.printing import as_text, print_error, print_line, print_ric
 from deepnets.training.checks import check
 
 Retry = Literal["failed"]  # "failed" executes failed runs again; None skips them
+PILOT = "sweep.claims=[]"  # a run that is typed with this word counts for no claim
 OUTPUT = "output.txt"  # in a run's folder: the output of the run's own process, if it has one
 
 
@@ -356,9 +357,12 @@ def _typed_command() -> str:
 def _claims_known(row: Row, folder: RunFolder) -> list[str]:
     """Return the claims, as SWEEP/HASH, that were in a sweep file before anybody could see this run's result.
 
-    The result counts for these claims only. If a run of the same identity has a result already, on record or in the
-    folder to overwrite, this run will have the same result, so it gets only claims that the earlier run has too.
+    The result counts for these claims only; a pilot's counts for none. If a run of the same identity has a result
+    already, on record or in the folder to overwrite, this run will have the same result, so it gets only claims that
+    the earlier run has too.
     """
+    if PILOT in row.overrides:
+        return []
     folders = [SWEEPS, *(Path(place.removeprefix("file://")) / "sweep" for place in row.search.places)]
     seen = _known_on_record(home() / "outputs" / "records").get(identity_hash(row.config), [])
     seen = [*seen, *([earlier.claims] if (earlier := folder.completed) else [])]

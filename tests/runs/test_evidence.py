@@ -91,6 +91,10 @@ def test_a_run_notes_the_claims_of_all_sweep_files(tmp_path: Path) -> None:
     assert [claim.partition("/")[0] for claim in mine] == ["mine", "mine"]
     assert len(theirs) > 100
     assert folder.config.sweep.claims == []
+    assert launch([compose([*TABLE, f"output_root={tmp_path / 'pilot'}", "sweep.claims=[]"])]) == 0
+    (pilot,) = run_folders(tmp_path / "pilot")
+    assert pilot.result.claims == []
+    assert str(pilot.path.relative_to(tmp_path / "pilot")) == str(folder.path.relative_to(root))
 
 
 def test_a_repeated_seed_knows_only_the_claims_that_it_knew_the_first_time(
