@@ -46,6 +46,7 @@ TARGETS = frozenset(
 )
 
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)  # *args, **kwargs
+PASSED_LATER = {"loss": 2}  # how many arguments a node above all others may leave open: logits and targets
 LARGEST = 2**63  # torch's integers are smaller
 LONGEST_TARGET = 200  # characters
 PLAINER_WORDS = {  # from words in pydantic's messages to ours
@@ -229,8 +230,9 @@ def _check(
     is_partial = node.get("_partial_", False)
     if not isinstance(is_partial, bool):
         raise UserError(f"{where}._partial_: got {brief(is_partial)}; must be true or false")
-    if is_partial and not nested:
-        raise UserError(f"{where}._partial_: only a nested node may leave arguments open")
+    later = PASSED_LATER.get(where, 1 if nested else 0) if is_partial else 0
+    if is_partial and not later:
+        raise UserError(f"{where}._partial_: only a nested node, or the loss, may leave arguments open")
     arguments = {key: value for key, value in node.items() if key not in ("_target_", "_partial_")}
     try:
         parameters, annotations = signature_of(target)
@@ -259,12 +261,14 @@ def _check(
         for name, parameter in parameters.items()
         if parameter.default is parameter.empty and parameter.kind not in _VARIABLE and name not in present
     ]
-    if len(missing) > is_partial:  # deepnets passes the one argument that a partial node leaves open
-        needs = f"{target} needs {'all but one of them' if is_partial else 'them'}"
+    if len(missing) > later:
+        needs = f"{target} needs {f'all but {later} of them' if is_partial else 'them'}"
         if is_called and not is_partial:
             needs = "add `_partial_: true`, with which deepnets passes one argument later, such as a shortcut's ends"
         elif not nested and inspect.isfunction(_locate(target)):
             needs += f"; deepnets calls it once, with the values of this node, and it must return the {where}"
+            if where in PASSED_LATER:
+                needs += ", or with `_partial_: true` be the loss of logits and targets itself"
         raise UserError(f"{where}: missing: {', '.join(missing)}; {needs}")
 
 

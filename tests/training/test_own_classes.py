@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -211,6 +212,25 @@ def test_an_own_loss_trains_and_is_noted_as_code_of_the_run(run_with_loss: Calla
     first = next(fit(training)).loss.item()
     assert folder.result.beginning.losses[0] == pytest.approx(2 * first, rel=0.02)  # the run may compute in bfloat16
     assert list(folder.origin.code.modules) == ["loss_e"]
+
+
+def test_a_partial_function_of_logits_and_targets_is_a_loss(run_with_loss: Callable[..., Row], tmp_path: Path) -> None:
+    own = run_with_loss("loss_f", returned=f"2 * {OWN_LOSS}")
+    with (tmp_path / "loss_f.py").open("a") as module:
+        module.write("def own(logits, targets, weight):\n    return weight * Own()(logits, targets)\n")
+    first = [launched(own, {"_target_": "loss_f.own", "_partial_": True, "weight": weight}) for weight in (1.0, 3.0)]
+    assert first[1] == pytest.approx(3 * first[0], rel=0.02)  # the run may compute in bfloat16
+    with pytest.raises(UserError, match=r"loss: missing: logits, targets; .* or with `_partial_: true` be the loss"):
+        launched(own, {"_target_": "loss_f.own", "weight": 2.0})
+    with pytest.raises(UserError, match=r"loss: missing: logits, targets, weight; loss_f\.own needs all but 2 of them"):
+        launched(own, {"_target_": "loss_f.own", "_partial_": True})
+
+
+def launched(run: Row, loss: dict[str, Any]) -> float:
+    """Train the run with this node of a loss, in a folder of its own, and return its first loss."""
+    run = replace(run, config=replace(run.config, loss=loss, name=f"weight{loss.get('weight')}"))
+    assert launch([run]) == 0
+    return folder_of(run).result.beginning.losses[0]
 
 
 OPERATION = """
