@@ -22,6 +22,7 @@ from deepnets.config.trust import is_trusted
 HYDRA_ERRORS = (HydraException, OmegaConfBaseException)
 KEYS = [key.name for key in fields(Config)]
 SHORT = 160  # characters: a longer list of names is not printed
+ALIKE = 0.8  # how similar a key must be to be named before the options that have the typed one
 MOST_OPTIONS = 4  # options that an error names
 SEEDS = "several seeds are -m 'seed=range(3)' or seed=0,1,2"
 PACKAGE = "a sweep, like a protocol, begins with the line # @package _global_"
@@ -67,13 +68,15 @@ def explain(error: Exception) -> str:
         return f"{match[1]}.yaml: no {match[2]} to override here; {PACKAGE}"
     if match := re.match(r"Could not override '(.+)'\.", line):
         node = getattr(cause, "parent_node", None)
-        names = OmegaConf.to_container(node) if isinstance(node, DictConfig) else {}
+        names: Any = OmegaConf.to_container(node) if isinstance(node, DictConfig) else {}
         typed = str(getattr(cause, "key", match[1]))
         if typed == match[1].rpartition(".")[2] and _class_takes(typed, names):
             return f"{match[1]}: the option's file does not set it; add it there, or type +{match[1]}=VALUE"
         if match[1] == "seeds":
             return f"seeds: no such key; {SEEDS}, or in a sweep sweep.seeds=3"
-        return f"{match[1]}: no such key{_options_with(match[1]) or _nearest_key(typed, names)}"
+        if (options := _options_with(match[1])) and (alike := get_close_matches(typed, map(str, names), 1, ALIKE)):
+            return f"{match[1]}: no such key; the nearest: {alike[0]}{options}"
+        return f"{match[1]}: no such key{options or _nearest_key(typed, names)}"
     if match := re.match(r"Error merging override (.+)", line):
         several = f"; {SEEDS}" if match[1].startswith("seed=") else ""
         return f"{match[1]}: {_why_illegal(str(cause).partition(chr(10))[0])}{several}"

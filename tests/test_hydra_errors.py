@@ -36,6 +36,10 @@ from deepnets.hydra_errors import explain
             "model.shortcut.bias=-2",
             "model.shortcut.bias: no such key; 16 options have it, such as model/shortcut=deep_delta",
         ),
+        (
+            "model.width=4",
+            "model.width: no such key; the nearest: widths; 7 options have it, such as model=highway_fc10",
+        ),
         ("optimizer.betas=[0.9,0.99]", "optimizer.betas: no such key; optimizer=adam, optimizer=adamw have it"),
         ("sweep=he2016_table1,he2016_table2", "sweep=he2016_table1,he2016_table2: a command trains one sweep"),
         ("depth=14", "depth: no such key; the nearest: model.depth"),

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import is_dataclass
 from functools import cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_origin, get_type_hints
 
 from hydra._internal.utils import _locate  # hydra.utils.get_object, which also prints its errors
@@ -220,9 +221,10 @@ def _check(
         if isinstance(target, str) and (reason := why_refused(target)):
             raise UserError(f"{where}._target_: {reason}")
         if isinstance(target, str) and re.fullmatch(r"\w+(\.\w+)+", target) and len(target) < LONGEST_TARGET:
+            module = Path(f"{target.rpartition('.')[0].replace('.', '/')}.py")  # an installed program imports no other
             message += (
-                f" If it is your own and you trust it, add --trust {target} to the command, or --trust and the name of "
-                f"""its module or file; in Python, trust="{target}"."""
+                f" If it is your own and you trust it, add --trust {module if module.is_file() else target} to the "
+                f"""command, or --trust and the name of its module or file; in Python, trust="{target}"."""
             )
             if names := trusted():
                 message += f" Trusted are {', '.join(names)}, without a module {target.rpartition('.')[0]}."

@@ -190,7 +190,8 @@ def slurm_answer(*command: str) -> str:
     """
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise UserError(f"{command[0]}: {' '.join(done.stderr.split()) or f'exit code {done.returncode}'}")
+        lines = [line.removeprefix(f"{command[0]}: ") for line in done.stderr.split("\n") if line.strip()]
+        raise UserError(f"SLURM's {command[0]} fails: {'; '.join(lines) or f'exit code {done.returncode}'}")
     return done.stdout
 
 

@@ -110,12 +110,13 @@ def _compared(table: Table, index: int, sweep: Any) -> list[Finding]:
     paper = min((cell.fail_above for cell in table.column(index).values()), default=math.inf)
     is_papers = column.is_published_protocol and not math.isinf(paper)
     margin = margins_of(sweep).get(column.scale)
+    rows = [row for row in table.rows if row not in table.removed_rows]
     findings = []
     for claim in claims_of(sweep):
         name = f"{table.name}/{claim.hash}"
         other, _, second = claim.second.rpartition("/")
         second_rows = _sibling(column, other) if other else column.rows
-        pairs = [(claim.first, second)] if other else pairs_of(claim, table.rows, len(axes_of(sweep)) or 1)
+        pairs = [(claim.first, second)] if other else pairs_of(claim, rows, len(axes_of(sweep)) or 1)
         for one, two in pairs:
             claimed_bound = claim.above if column.is_published_protocol else None
             bound = claimed_bound or (paper if is_papers else _fails_here(column, one))

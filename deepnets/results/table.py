@@ -5,6 +5,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
@@ -87,13 +88,14 @@ class Table:
     def warnings(self) -> list[str]:
         """The problems that a reader must know before comparing; see `warnings_of`."""
         of_columns = [warning for column in self.columns for warning in warnings_of(column)]
-        removed = self._rows_not_in_file()
+        removed = self.removed_rows
         more = f" and {len(removed) - 1} more" if len(removed) > 1 else ""
         lines = [f"the sweep's file does not have the row {removed[0]}{more}; its runs are shown"] if removed else []
         return [*(f"cannot be read: {problem}" for problem in self.published.problems), *lines, *of_columns]
 
-    def _rows_not_in_file(self) -> list[str]:
-        """Return the trained rows that the sweep's file lacks, as after an edit."""
+    @cached_property
+    def removed_rows(self) -> list[str]:
+        """The trained rows that the sweep's file lacks, as after an edit."""
         scales = {run.settings.get("scale.name", FULL) for cell in self.cells.values() for run in cell.runs}
         declared = {row for scale in {FULL, *scales} for row in _declared(self.sweeps / f"{self.name}.yaml", scale)}
         if self.trials or not declared:

@@ -22,7 +22,7 @@ from deepnets.results.figures.points import looks_of_claims
 from deepnets.results.finding import LOOKS, Finding, Outcome, Side
 from deepnets.results.page import percent
 from deepnets.results.published import PublishedRow
-from deepnets.results.read import read_runs
+from deepnets.results.read import Run, read_runs
 from deepnets.results.records import keep
 from deepnets.results.report import report
 from deepnets.results.statistics import image_noise, power
@@ -397,6 +397,21 @@ def test_a_claim_about_an_axis_is_about_each_pair_of_rows() -> None:
     whole = Claim("basic,full", Relation.below, "wide,full", Measured.test, "Table 2")
     assert pairs_of(whole, rows, 2) == [("basic,full", "wide,full")]
     assert pairs_of(whole, (), 2) == [("basic,full", "wide,full")]
+
+
+def test_a_claim_is_about_the_rows_that_the_file_has_now(tmp_path: Path) -> None:
+    """The names of rows that were deleted from the file are values of an axis now."""
+    claims = 'claims: [{claim: "a is lower than b", place: p}]'
+    (tmp_path / "t.yaml").write_text(f"sweep: {{rows: {{model: [a, b], model.depth: [8, 14]}}, {claims}}}")
+
+    def run(row: str, *axes: str) -> Run:
+        config = {"seed": 0, "scale": {"name": "full"}, "sweep": {"axes": list(axes)}, "model": {}}
+        return Run(RunFolder(f"t/{row}/seed0"), config, {}, {"test_error": 5.0}, State("finished"))
+
+    now = [run(row, "model", "model.depth") for row in ("a,8", "b,8", "a,14", "b,14")]
+    (table,) = tables_of([run("a", "model"), run("b", "model"), *now], tmp_path)
+    found = findings_of(table, 0, tmp_path)
+    assert [(each.first.row, each.second.row) for each in found] == [("a,8", "b,8"), ("a,14", "b,14")]
 
 
 def test_claims_are_tested_on_nets_of_the_papers_depth_alone() -> None:

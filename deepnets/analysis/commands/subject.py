@@ -77,7 +77,7 @@ def add_subject(parser: argparse.ArgumentParser, optional: bool = False) -> None
         "subject",
         nargs="*" if optional else "+",
         metavar="SUBJECT",
-        help="a run folder, or options as for scripts/train.py",
+        help="a run folder, or options as of a training",
     )
     parser.add_argument("--root", type=filled, metavar="DIR", help="folder of the data (default: the run's)")
     parser.add_argument("--output", type=Path, help="folder for the results (default: analysis/ in the run folder)")
