@@ -223,7 +223,7 @@ def _pairs(group: Sequence[str], block: Axes, words: Axes) -> list[Row]:
     values = words if set(group) <= words.keys() else block
     lengths = {key: len(values[key]) for key in group}
     if len(set(lengths.values())) > 1:
-        sizes = ", ".join(f"{key} has {length}" for key, length in lengths.items())
+        sizes = ", ".join(f"{key} has {length} ({', '.join(values[key])})" for key, length in lengths.items())
         raise UserError(f"sweep.zip: can only pair lists of equal length; {sizes}")
     pairs = [dict(zip(group, row, strict=True)) for row in zip(*(values[key] for key in group), strict=True)]
     return [row for row in pairs if all(row[key] in words.get(key, [row[key]]) for key in group)]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from deepnets.config.project import read_project
 from deepnets.config.schema import CodeChoice, Search
-from deepnets.errors import UserError, brief
+from deepnets.errors import UserError, brief, nearest
 from deepnets.system.files import BYTE_CODE, own_cache
 
 _trusted: list[str] = []
@@ -42,10 +42,12 @@ def trust(names: Trust) -> None:
             if not _is_python(name):
                 read_project(file)
             elif not file.is_file():
-                raise UserError(
-                    f"--trust {name}: no such file; to execute the copy that a run has of it, name the class, as in "
-                    f"--trust {file.stem}.ReZero --code frozen"
+                near = nearest(file.name, [other.name for other in file.parent.glob("*.py")])
+                copy = (
+                    "; to execute the copy that a run has of it, name the class and choose the copy, as in --trust "
+                    f"{file.stem}.ReZero and code=frozen for train, --code frozen for other commands"
                 )
+                raise UserError(f"--trust {name}: no such file{near or copy}")
             name, folder = str(file), str(file.parent)
             if folder not in sys.path:
                 sys.path.append(folder)  # behind all others, so that a file in it hides no library
@@ -55,7 +57,8 @@ def trust(names: Trust) -> None:
             raise UserError(
                 f"--trust {name}: no such module; a class needs its module too, as in my_shortcuts.ReZero, and a "
                 "module must be importable here: name its file, as in --trust my_shortcuts.py, or the class, as in "
-                f"--trust {name}.ReZero --code frozen, which executes the copy that a run has"
+                f"--trust {name}.ReZero with code=frozen for train or --code frozen elsewhere, which executes the copy "
+                "that a run has"
             )
         elif other := _misspelt(name):
             raise UserError(f"--trust {name}: {_only_others(other, name)}")

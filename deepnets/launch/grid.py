@@ -8,7 +8,7 @@ import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -30,7 +30,7 @@ from deepnets.launch.reuse import reuse, twins_of
 from deepnets.runs.code import OtherCode, changed_files, code_of, code_to_execute, execute_copy, noted_code, store
 from deepnets.runs.contents import FAILED, Code, Origin, Unreadable
 from deepnets.runs.execute import inspect
-from deepnets.runs.folder import BESIDE, Locked, OtherSettings, RunFolder, run_folders
+from deepnets.runs.folder import BESIDE, Locked, OtherSettings, RunFolder, lines_by_reason, run_folders
 from deepnets.runs.naming import folders_of
 from deepnets.runs.record import change_of_images, describe_result, duration
 from deepnets.runs.start import check_start
@@ -67,13 +67,8 @@ def launch(rows: list[Row]) -> int:
         raise next(iter(errors.values()))
     if errors:
         reasons = lines_by_reason({folder: error.summary for folder, error in errors.items()})
-        everywhere = set.intersection(*(set(flat(identity(row.config))) for row in rows))
-        others = {folder: error for folder, error in errors.items() if isinstance(error, OtherSettings | OtherCode)}
-        remedies = dict.fromkeys(
-            error.remedy if isinstance(error, OtherCode) else error.remedy_for(everywhere) for error in others.values()
-        )
         first_lines = [f"{len(errors)} of {len(rows)} runs cannot start; none was started"]
-        raise UserError("\n".join([*first_lines, *reasons, *remedies]))
+        raise UserError("\n".join([*first_lines, *reasons, *remedies_of(errors.values(), rows)]))
     launcher.check_all({folder: row.config for row, folder in zip(rows, folders, strict=True)})
     if first.reuse:
         _reuse(rows, folders)
@@ -105,6 +100,17 @@ def launch(rows: list[Row]) -> int:
     # Order the runs by seed, so that all rows of the table can be compared after the first round.
     to_execute = dict(sorted(to_execute.items(), key=lambda item: item[1].seed))
     return launcher.execute(to_execute) if to_execute else 0
+
+
+def remedies_of(errors: Iterable[UserError], rows: Sequence[Row]) -> list[str]:
+    """Return lines that say what to type where folders hold runs of other settings or of other code."""
+    everywhere = set.intersection(*(set(flat(identity(row.config))) for row in rows))
+    lines = (
+        error.remedy if isinstance(error, OtherCode) else error.remedy_for(everywhere)
+        for error in errors
+        if isinstance(error, OtherSettings | OtherCode)
+    )
+    return list(dict.fromkeys(lines))
 
 
 def use_chosen_code(choice: CodeChoice | None, folders: Sequence[RunFolder]) -> None:
@@ -164,6 +170,13 @@ class Launcher(Protocol):
             UserError: it cannot.
         """
 
+    def describe(self, runs: Mapping[RunFolder, Config]) -> list[str]:
+        """Say, for `plan=true`, how this launcher would execute these runs, if that does not follow from its settings.
+
+        Raises:
+            UserError: it cannot.
+        """
+
     def execute(self, runs: Mapping[RunFolder, Config]) -> int:
         """Execute the frozen folders, some of which may be finished; returns the exit code.
 
@@ -188,7 +201,7 @@ class Tally:
     """Counts the runs of a sweep: `failed` are the runs that failed, and why; `elsewhere` are those of other processes.
 
     The command has `to_train` runs to train, and `ended` of them have ended. It skips the runs in `before`, which
-    failed in an earlier command and are not among these.
+    failed in an earlier command and are not among these. `shown` are the tracebacks that it has printed.
     """
 
     folders: list[RunFolder]
@@ -198,6 +211,7 @@ class Tally:
     to_train: int = 0
     begun: float = 0.0
     before: dict[RunFolder, str] = field(default_factory=dict)
+    shown: set[str] = field(default_factory=set)
 
     def begin(self) -> None:
         """Print how many runs were complete before this command, and start the clock."""
@@ -268,15 +282,6 @@ def print_failed_before(failed: Mapping[RunFolder, str]) -> None:
     if failed:
         heading = "runs that failed before are skipped (launcher.retry=failed trains them again):"
         print_error("\n".join([heading, *lines_by_reason(failed)]))
-
-
-def lines_by_reason(reasons: Mapping[RunFolder, str]) -> list[str]:
-    """Return a line for each reason; folders with the same reason share a line."""
-    folders: dict[str, list[RunFolder]] = {}
-    for folder, reason in reasons.items():
-        folders.setdefault(reason.removeprefix(f"{folder}: "), []).append(folder)
-    others = {reason: f" and {len(same) - 1} more" if len(same) > 1 else "" for reason, same in folders.items()}
-    return [f"  {same[0]}{others[reason]}: {reason}" for reason, same in folders.items()]
 
 
 def _reuse(rows: list[Row], folders: list[RunFolder]) -> None:

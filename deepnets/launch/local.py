@@ -19,13 +19,13 @@ from deepnets.data.loading import check_decoder
 from deepnets.distributed.signals import RESUME, Interrupted, Interruption
 from deepnets.distributed.world import ALONE
 from deepnets.errors import UserError, system_message
-from deepnets.launch.grid import Retry, Tally, failed_before, lines_by_reason
+from deepnets.launch.grid import Retry, Tally, failed_before
 from deepnets.runs import checkpoint
 from deepnets.runs.checkpoint import malformed
 from deepnets.runs.code import code_to_execute
 from deepnets.runs.contents import Result
 from deepnets.runs.execute import run
-from deepnets.runs.folder import Locked, RunFolder
+from deepnets.runs.folder import Locked, RunFolder, lines_by_reason
 from deepnets.runs.record import describe_result
 from deepnets.runs.resume import Execution, session, train
 from deepnets.runs.status import read_state
@@ -76,6 +76,10 @@ class Local:
 
     def check_all(self, runs: Mapping[RunFolder, Config]) -> None:
         """Accept any number of runs."""
+
+    def describe(self, runs: Mapping[RunFolder, Config]) -> list[str]:
+        """Say nothing: the runs are trained one after the other."""
+        return []
 
     def execute(self, runs: Mapping[RunFolder, Config]) -> int:
         """Train the runs that are not complete; returns 1 if one failed, else 0.
@@ -216,10 +220,14 @@ def _note(endings: Mapping[RunFolder, Ending], tally: Tally) -> None:
         if isinstance(ending, Locked):
             tally.skip(folder, ending)
         elif isinstance(ending, Exception):
+            details = "".join(traceback.format_exception(ending))
             if isinstance(ending, UserError):
                 print_error(f"error: {ending}")
+            elif details in tally.shown:
+                print_error(f"{folder}: the same error, at the same place")
             else:
-                print_error("".join(traceback.format_exception(ending)))
+                print_error(details)
+                tally.shown.add(details)
             tally.failed[folder] = read_state(folder).reason or f"{type(ending).__name__}: {ending}"
         else:
             print_line(f"{folder}: {describe_result(ending)}")

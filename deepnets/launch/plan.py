@@ -15,12 +15,12 @@ from deepnets.config.schema import Config, Row
 from deepnets.data.dataset import Dataset
 from deepnets.errors import UserError
 from deepnets.launch.cost import Paces
-from deepnets.launch.grid import Launcher, check_tables, launchable, lines_by_reason, trained_before, use_chosen_code
+from deepnets.launch.grid import Launcher, check_tables, launchable, remedies_of, trained_before, use_chosen_code
 from deepnets.launch.reuse import twins_of
 from deepnets.runs.checkpoint import LAST
-from deepnets.runs.code import OtherCode, changed_files, code_of, code_to_execute, noted_code
+from deepnets.runs.code import changed_files, code_of, code_to_execute, noted_code
 from deepnets.runs.contents import Unreadable
-from deepnets.runs.folder import OtherSettings, RunFolder
+from deepnets.runs.folder import OtherSettings, RunFolder, lines_by_reason
 from deepnets.runs.naming import folders_of
 from deepnets.runs.start import check_start
 from deepnets.runs.status import UNREADABLE
@@ -52,10 +52,16 @@ def show_plan(rows: list[Row]) -> int:
             status.update(as_text(f"planning {number}/{len(rows)} {folder}"))
             planned.append(_plan(row.config, folder, launcher, paces))
     _print(first, planned)
+    if not any(run.state == ILLEGAL for run in planned):
+        for line in launcher.describe({folder: row.config for row, folder in zip(rows, folders, strict=True)}):
+            print_line(line)
+    for line in remedies_of(filter(None, [run.error for run in planned]), rows):
+        print_line(line)
     begun = [folder for folder in folders if folder.has_begun]
     if first.overwrite and begun:
         deleted = Counter("finished" if folder.is_complete else "unfinished" for folder in begun)
-        print_line(f"overwrite=true first deletes {deleted.total()} of these runs: {_counted(deleted)}")
+        where = ", ".join(dict.fromkeys(folder.path.parent.name for folder in begun))
+        print_line(f"overwrite=true first deletes {deleted.total()} of these runs: {_counted(deleted)}, of {where}")
     for files, count in Counter(run.changed for run in planned if run.changed).items():
         print_line(trained_before(count, files, len(rows)))
     _print_twins(twins_of(rows, folders))
@@ -121,7 +127,8 @@ class _Planned:
     `flops` count the whole training, without evaluations. `left` is the fraction that is not trained yet. It takes
     `seconds` on one device, 0 if nothing is left or the device is not on this machine; `spread` is the relative error
     of that time, None if the time is an estimate. The run uses `devices` devices and `memory` bytes on each, 0 if the
-    memory was never measured. `changed` names the files of the user's code that have changed since the run finished.
+    memory was never measured. `problem` says which data it lacks, or why it cannot start: then it is the summary of
+    `error`. `changed` names the files of the user's code that have changed since the run finished.
     """
 
     folder: RunFolder
@@ -134,11 +141,12 @@ class _Planned:
     memory: int = 0
     spread: float | None = None
     problem: str | None = None
+    error: UserError | None = None
     changed: str = ""
 
 
 def _plan(config: Config, folder: RunFolder, launcher: Launcher, paces: Paces) -> _Planned:
-    """Plan one run; `problem` says why it cannot start, or which data it lacks."""
+    """Plan one run."""
     state, size = _state(config, folder), None
     is_complete = state not in ("new", "resumable")
     try:
@@ -172,8 +180,7 @@ def _plan(config: Config, folder: RunFolder, launcher: Launcher, paces: Paces) -
     except UserError as error:
         if is_complete and not isinstance(error, OtherSettings) and (folder.path / "config.yaml").is_file():
             return _Planned(folder, state, 0.0, size)
-        remedy = "; the command without plan=true says what to type" * isinstance(error, OtherSettings | OtherCode)
-        return _Planned(folder, ILLEGAL, 1.0, size, problem=error.summary + remedy)
+        return _Planned(folder, ILLEGAL, 1.0, size, problem=error.summary, error=error)
 
 
 def _state(config: Config, folder: RunFolder) -> str:

@@ -70,6 +70,11 @@ class Pool:
     def check_all(self, runs: Mapping[RunFolder, Config]) -> None:
         """Accept any number of runs."""
 
+    def describe(self, runs: Mapping[RunFolder, Config]) -> list[str]:
+        """Say how many runs train at once."""
+        slots = self.slots(next(iter(runs.values())).device)
+        return [f"pool       up to {slots.free} runs at once, each with {slots.threads} of the CPU's threads"]
+
     def execute(self, runs: Mapping[RunFolder, Config]) -> int:
         """Train the runs that are not complete; returns 1 if one failed or was stopped, else 0.
 
@@ -103,11 +108,19 @@ class Pool:
 
 
 class Slots:
-    """Counts the free slots of each device: it has `per_device`, one for each run. All runs share the CPU's threads."""
+    """Counts the free slots of each device: it has `per_device`, one for each run.
+
+    All runs share the CPU's threads: `threads` are those of a run on one device.
+    """
 
     def __init__(self, devices: Collection[str | None], per_device: int) -> None:
         self._free = Counter(dict.fromkeys(devices, per_device))
-        self._threads = max(1, torch.get_num_threads() // self._free.total())
+        self.threads = max(1, torch.get_num_threads() // self.free)
+
+    @property
+    def free(self) -> int:
+        """The number of free slots."""
+        return self._free.total()
 
     def take(self, wanted: int) -> list[str | None]:
         """Take a slot of each of the `wanted` devices with the most free slots; returns [] if too few have any."""
@@ -123,7 +136,7 @@ class Slots:
 
     def environment(self, taken: Sequence[str | None]) -> dict[str, str]:
         """Return the environment variables of a run on these devices, which set its threads and its GPUs."""
-        threads = str(self._threads * len(taken))
+        threads = str(self.threads * len(taken))
         environment = {"OMP_NUM_THREADS": threads, "TORCHINDUCTOR_COMPILE_THREADS": threads}
         if gpus := _gpus_of(taken):
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)

@@ -19,6 +19,7 @@ from deepnets.config.schema import Config
 from deepnets.errors import UserError, printable
 from deepnets.launch.grid import Retry, Tally, print_failed_before
 from deepnets.launch.slurm_queue import (
+    FILES,
     REPORT,
     Submission,
     Unfinished,
@@ -100,9 +101,20 @@ class Slurm:
         Raises:
             UserError: SLURM takes fewer jobs, so that each task must execute more runs; or SLURM does not answer.
         """
-        again = [folder for folder, config in runs.items() if config.overwrite and folder.is_complete]
-        new = {folder: runs[folder] for folder in [*sort_out(list(runs), self.retry).new, *again]}
-        self._per_task(self._groups(new))
+        self._per_task(self._groups(self._to_submit(runs)))
+
+    def describe(self, runs: Mapping[RunFolder, Config]) -> list[str]:
+        """Say which arrays `execute` would submit, with the options that sbatch would get."""
+        groups = self._groups(self._to_submit(runs))
+        per_task, lines = self._per_task(groups), []
+        for folders in groups:
+            tasks = math.ceil(len(folders) / per_task)
+            directory = folders[0].path.parents[1] / FILES / "N"
+            options = self.directives(directory, tasks, runs[folders[0]])
+            shown = [option for option in options if not option.startswith(("--output", "--open-mode"))]
+            each = f"{tasks} tasks of {per_task} runs" if per_task > 1 else f"{tasks} tasks, one for each run"
+            lines.append(f"sbatch     {each}: {shlex.join(shown)}")
+        return lines or ["sbatch     nothing to submit: no run is left that is not in the queue"]
 
     def execute(self, runs: Mapping[RunFolder, Config]) -> int:
         """Submit the runs to train; return at once or, with `wait`, when none of them is in the queue any more.
@@ -211,6 +223,11 @@ class Slurm:
             given["gpus-per-node"] = options.get("gpus-per-node")  # another option asks for GPUs
         given = {name: value for name, value in given.items() if value is not None and value is not False}
         return [f"--{name}" if value is True else f"--{name}={value}" for name, value in given.items()]
+
+    def _to_submit(self, runs: Mapping[RunFolder, Config]) -> dict[RunFolder, Config]:
+        """Return the runs that are neither complete, unless they are trained again, nor queued."""
+        again = [folder for folder, config in runs.items() if config.overwrite and folder.is_complete]
+        return {folder: runs[folder] for folder in [*sort_out(list(runs), self.retry).new, *again]}
 
     def _processes(self, config: Config) -> int:
         """Count a run's processes on all nodes; devices=auto means one for each requested GPU, or one for each node."""

@@ -133,7 +133,8 @@ def warnings_of(column: Column) -> list[str]:
     for row, runs in column.rows.items():
         data = [run.result["data"] for run in runs if run.result.get("data")]
         noted = set.intersection(*map(set, data)) if data else ()  # older results note fewer facts
-        data = [json.dumps({name: facts[name] for name in sorted(noted)}) for facts in data]
+        changing = sorted(name for name in noted if len({json.dumps(facts[name]) for facts in data}) > 1)
+        data = [" ".join(f"{name} {facts[name]}" for name in changing) for facts in data]
         warnings.append(_mixture(f"{column.label}: {row} was trained on different data", data))
         if mixes_code(runs):
             seeds: dict[str, list[str]] = {}

@@ -27,7 +27,7 @@ from deepnets.results.statistics import FEWEST_SEEDS, WORST_ERROR
 from deepnets.runs.code import code_to_execute
 from deepnets.runs.contents import Origin, Result, RunFile
 from deepnets.runs.execute import run as train
-from deepnets.runs.folder import RunFolder
+from deepnets.runs.folder import RunFolder, lines_by_reason
 from deepnets.runs.log import TIME_COLUMNS
 from deepnets.runs.record import Evidence, data_of, differing
 from deepnets.runs.start import start_from_weights
@@ -110,21 +110,23 @@ def verify(paths: Sequence[Path], root: str, note: bool = False, scratch: Path |
         if run.contradiction:
             print(printable(f"{run.folder}: contradicts itself: {run.contradiction}"))
     notes = {run.folder: Verifications.read(run.folder.path) or Verifications() for run in runs if note}
-    reasons: list[str] = []
+    reasons: dict[RunFolder, str] = {}
     has_failed = len(runs) < len(read)
     for run in runs:
         try:
             verification = _verify_whole(run, root, scratch) if scratch else _verify(run, root)
         except UserError as error:
-            reasons.append(f"{run.folder}: cannot be compared: {error}")
+            reasons[run.folder] = str(error)
             continue
         has_failed |= not verification.passed
         if note:
             with writing(run.folder.path):
                 notes[run.folder].with_one_more(verification).write(run.folder.path)
+    count = [f"{len(reasons)} of {len(runs)} runs cannot be compared:"] * bool(reasons)
+    lines = [*count, *lines_by_reason(reasons)]
     if reasons and len(reasons) == len(runs):
-        raise UserError(f"{reasons[0]} ({len(reasons)} of {len(runs)} runs)")
-    for line in (*reasons, *(f"cannot be checked: {line}" for line in unchecked(runs))):
+        raise UserError("\n".join(lines))
+    for line in (*lines, *(f"cannot be checked: {line}" for line in unchecked(runs))):
         print(printable(line))
     return int(has_failed)
 

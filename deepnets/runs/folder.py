@@ -4,7 +4,7 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from math import inf
@@ -291,3 +291,12 @@ def folders_in(paths: Sequence[Path]) -> list[RunFolder]:
             raise UserError(f"{path}: no run folder in it (a run folder has a config.yaml)")
         folders |= {folder.path: folder for folder in below}
     return list(folders.values())
+
+
+def lines_by_reason(reasons: Mapping[RunFolder, str]) -> list[str]:
+    """Return a line for each reason; folders with the same reason share a line."""
+    folders: dict[str, list[RunFolder]] = {}
+    for folder, reason in reasons.items():
+        folders.setdefault(reason.removeprefix(f"{folder}: "), []).append(folder)
+    others = {reason: f" and {len(same) - 1} more" if len(same) > 1 else "" for reason, same in folders.items()}
+    return [f"  {same[0]}{others[reason]}: {reason}" for reason, same in folders.items()]

@@ -64,7 +64,7 @@ def test_union_joins_blocks() -> None:
         (
             ("model.depth=8,14",),
             {"zip": [["model.depth", "epochs"]], "params": PARAMS | {"epochs": "1,2"}},
-            "depth has 3",
+            r"model.depth has 3 \(8, 14, 20\), epochs has 2 \(1, 2\)",
         ),
         (("model.depth=26",), {"zip": [["model.depth", "epochs"]]}, "sweep.zip: leaves no row with model.depth=26"),
         ((), {"exclude": [{"model.depth": "8,14,20"}]}, "sweep.exclude: leaves no row of this sweep"),

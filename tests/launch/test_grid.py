@@ -77,6 +77,14 @@ def test_a_failing_row_is_told_with_its_reason_and_only_fail_fast_stops_the_grid
     assert set(states_of(root).values()) == {"finished"}
 
 
+def test_one_error_in_two_runs_is_traced_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "broken_b").touch()
+    assert launch([row(tmp_path / "outputs", *NET, "+schedule.name=b", f"seed={seed}") for seed in range(2)]) == 1
+    errors = capsys.readouterr().err
+    assert errors.count("Traceback") == 1
+    assert "seed1: the same error, at the same place\n" in errors
+
+
 def test_a_row_that_runs_elsewhere_is_left_alone_even_by_overwrite(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,6 +15,7 @@ from deepnets.config.compose import register, typed
 from deepnets.config.project import CONF
 from deepnets.config.schema import Config
 from deepnets.data.dataset import Dataset
+from deepnets.errors import UserError
 from deepnets.launch.cost import Pace, Paces
 from deepnets.launch.grid import launch
 from deepnets.launch.plan import makespan, show_plan
@@ -171,7 +172,12 @@ def test_finished_resumable_and_new_rows_are_named(tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
     anew = train(*GRID, "plan=true", "overwrite=true", f"output_root={tmp_path}")
     assert "runs       3: 3 new" in anew.stdout
-    assert "overwrite=true first deletes 2 of these runs: 1 finished, 1 unfinished" in anew.stdout
+    (name,) = [folder.name for folder in (tmp_path / "runs").iterdir() if folder.name[0] != "."]
+    assert f"overwrite=true first deletes 2 of these runs: 1 finished, 1 unfinished, of {name}\n" in anew.stdout
+    edited = train(*GRID, "plan=true", "optimizer.lr=0.3", f"output_root={tmp_path}")
+    assert edited.returncode == 1
+    assert "2 of 3 runs cannot start:" in edited.stdout
+    assert "To continue what is there, add optimizer.lr=" in edited.stdout
 
 
 @pytest.mark.slow
@@ -219,6 +225,12 @@ def test_rows_of_several_folders_are_told_apart_and_the_seeds_of_each_put_togeth
     assert rows == [("digits_shortcuts/identity", "2"), ("digits_shortcuts+model.depth=14/identity", "2")]
 
 
+def test_a_plan_says_how_many_runs_a_pool_trains_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pool = ["launcher=pool", "launcher.runs_per_device=3", "device=cpu"]
+    assert show_plan([row(tmp_path, *SMALL, "plan=true", *pool)]) == 0
+    assert "\npool       up to 3 runs at once, each with 1 of the CPU's threads\n" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_a_plan_refuses_what_the_launch_refuses(tmp_path: Path) -> None:
     changes = ["launcher=pool", "launcher.runs_per_device=0", "plan=true", f"output_root={tmp_path}"]
@@ -230,9 +242,12 @@ def test_a_plan_refuses_what_the_launch_refuses(tmp_path: Path) -> None:
 def test_rows_for_a_device_that_is_elsewhere_are_planned_without_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "sbatch").touch(mode=0o755)
+    for program in ("sbatch", "squeue"):
+        (tmp_path / program).write_text("#!/bin/sh\nexit 1\n")
+        (tmp_path / program).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert show_plan([row(tmp_path, *SMALL, "plan=true", "launcher=slurm", "device=cuda:9", "step=graphed")]) == 0
+    with pytest.raises(UserError, match="squeue"):  # the plan is printed before SLURM is asked for its limits
+        show_plan([row(tmp_path, *SMALL, "plan=true", "launcher=slurm", "device=cuda:9", "step=graphed")])
     told = capsys.readouterr().out
     assert "1 new" in told
     assert "time left  not measured: device=cuda:9 is not on this machine" in told

@@ -2,15 +2,19 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
+from deepnets.config.schema import Row
 from deepnets.config.trust import trusting
 from deepnets.errors import UserError
 from deepnets.launch.grid import launch
+from deepnets.launch.plan import show_plan
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.status import STOPPED, state_of
 from tests.command import row
@@ -44,11 +48,20 @@ def interrupted(function: str, root: Path, *changes: str) -> tuple[int, str]:
         return launched(root, "ab", *changes)
 
 
+def planned_by(rows: list[Row]) -> str:
+    with redirect_stdout(StringIO()) as printed:
+        show_plan(rows)
+    return printed.getvalue()
+
+
 def submitted_and_refused(root: Path, pace: Path) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     outputs, refused = root / "outputs", root / "refused"
 
+    planned = [row(outputs, *NET, *SLURM, *RUN, HELD, "launcher.time=20", f"+schedule.name={name}") for name in "ab"]
+    facts["plan"] = [planned_by(planned)]
     launched(outputs, "ab", *RUN, HELD, "launcher.time=20")
+    facts["plan"].append(planned_by(planned))
     array = job(folder_of(outputs, "a")).split("_")[0]
     changed = [*RUN, HELD, "launcher.time=30", "launcher.partition=two"]
     facts["same"] = launched(outputs, "ab", *RUN, HELD, "launcher.time=20")[1]
@@ -109,6 +122,15 @@ def test_options_that_changed_while_runs_wait_are_told_with_what_applies_them(fa
         f"TimeLimit=30 Partition=two, or scancel --state=PENDING {array} and this command again\n"
     ) in facts["changed"]
     assert f"mem none, now 1G); to apply them: scancel --state=PENDING {array} and this command" in facts["memory"]
+
+
+def test_a_plan_shows_the_arrays_and_options_that_the_command_would_submit(facts: dict[str, Any]) -> None:
+    before, submitted = facts["plan"]
+    (line,) = re.findall(r"^sbatch     (.*)$", before, re.MULTILINE)
+    assert line.startswith("2 tasks, one for each run: --job-name=runs:deepnets --array=0-1 --requeue --signal=B:USR1@")
+    assert " --time=20 " in line
+    assert line.endswith(" --hold")
+    assert "\nsbatch     nothing to submit: no run is left that is not in the queue\n" in submitted
 
 
 def test_ctrl_c_after_the_submission_says_that_the_jobs_continue(facts: dict[str, Any]) -> None:
