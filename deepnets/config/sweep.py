@@ -223,8 +223,10 @@ def _pairs(group: Sequence[str], block: Axes, words: Axes) -> list[Row]:
     values = words if set(group) <= words.keys() else block
     lengths = {key: len(values[key]) for key in group}
     if len(set(lengths.values())) > 1:
-        sizes = ", ".join(f"{key} has {length} ({', '.join(values[key])})" for key, length in lengths.items())
-        raise UserError(f"sweep.zip: can only pair lists of equal length; {sizes}")
+        shown = {key: ", ".join(values[key]).replace("\\ ", " ") for key in group}
+        sizes = ", ".join(f"{key} has {length} ({shown[key]})" for key, length in lengths.items())
+        commas = "; values are separated by commas" * any(" " in value for key in group for value in values[key])
+        raise UserError(f"sweep.zip: can only pair lists of equal length; {sizes}{commas}")
     pairs = [dict(zip(group, row, strict=True)) for row in zip(*(values[key] for key in group), strict=True)]
     return [row for row in pairs if all(row[key] in words.get(key, [row[key]]) for key in group)]
 

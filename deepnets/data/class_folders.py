@@ -177,7 +177,8 @@ def _listed(folder: Path) -> ImageFiles:
     if not folder.is_dir():
         raise UserError(
             f"no folder {folder}: a tree of images is DIR/train/<class>/<images> and DIR/test/<class>/<images>; "
-            "arrange it so, or name another DIR by dataset.root=DIR, in an analysis by --root DIR"
+            "arrange it so, or name another DIR (dataset.root=DIR in train, --root DIR in analyses, --verify DIR in "
+            "report)"
         )
     return list_images(folder, suffixes=SUFFIXES)
 

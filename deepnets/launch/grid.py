@@ -27,7 +27,19 @@ from deepnets.config.sweep import SWEEPS
 from deepnets.config.trust import choose_code
 from deepnets.errors import UserError
 from deepnets.launch.reuse import reuse, twins_of
-from deepnets.runs.code import OtherCode, changed_files, code_of, code_to_execute, execute_copy, noted_code, store
+from deepnets.runs.code import (
+    MIXED,
+    OtherCode,
+    changed_files,
+    code_of,
+    code_to_execute,
+    execute_copy,
+    listed,
+    noted_code,
+    rows_of_other_code,
+    store,
+    trained_before,
+)
 from deepnets.runs.contents import FAILED, Code, Origin, Unreadable
 from deepnets.runs.execute import inspect
 from deepnets.runs.folder import BESIDE, Locked, OtherSettings, RunFolder, lines_by_reason, run_folders
@@ -72,7 +84,8 @@ def launch(rows: list[Row]) -> int:
     launcher.check_all({folder: row.config for row, folder in zip(rows, folders, strict=True)})
     if first.reuse:
         _reuse(rows, folders)
-    to_execute, trained_before_change, other_data = {}, Counter[str](), Counter[str]()
+    to_execute, new_code, other_data = {}, dict[RunFolder, Code](), Counter[str]()
+    trained_before_change: dict[str, list[RunFolder]] = {}
     for row, folder in with_progress(pairs, "runs frozen"):
         try:
             code = code_of(row.config)
@@ -80,11 +93,12 @@ def launch(rows: list[Row]) -> int:
                 folder.freeze(row.config, _origin(row, folder, code))
                 if code:
                     store(folder, row.config, code)
+                    new_code[folder] = code
             else:
                 for line in inspect(folder):
                     print_line(line)
                 if code and (before := noted_code(folder)) and (changed := changed_files(folder, before, code)):
-                    trained_before_change[", ".join(changed)] += 1
+                    trained_before_change.setdefault(", ".join(changed), []).append(folder)
                 if (result := folder.completed) and (change := change_of_images(row.config, result)):
                     other_data[f"now in {row.config.dataset['root']} ({change})"] += 1
         except Locked as error:  # another process trains this run; below, the launcher skips it
@@ -92,8 +106,10 @@ def launch(rows: list[Row]) -> int:
                 print_line(f"{error}; skipped")
                 continue
         to_execute[folder] = row.config
-    for files, count in trained_before_change.items():
-        print_line(trained_before(count, files, len(rows)))
+    for files, those in trained_before_change.items():
+        print_line(trained_before(those, files, len(rows)))
+    if not trained_before_change and (others := rows_of_other_code(new_code)):
+        print_line(f"other seeds of {listed(others)} were trained by other code of yours; {MIXED}")
     for change, count in other_data.items():
         print_line(f"{_finished(count)} on other images than those {change}; to train in another folder, add {BESIDE}")
     _copy_sweep(rows[0], folders[0])
@@ -318,15 +334,6 @@ def _check_settings(row: Row, launcher: Launcher) -> None:
     code = code_of(row.config)
     check(launchable(row.config, launcher), code.hash if code else None)
     check_start(row.config)
-
-
-def trained_before(count: int, files: str, runs: int) -> str:
-    """Return a line about `count` of a command's runs: finished before these files of the user's code changed."""
-    again = "it again here," if runs == 1 else "these again here, name their rows and seeds, for example seed=0, and"
-    return (
-        f"{_finished(count)} before your code changed ({files}); rows with seeds of both versions count for no claim. "
-        f"To train in another folder, add {BESIDE}; to train {again} add overwrite=true"
-    )
 
 
 def _finished(count: int) -> str:

@@ -15,10 +15,10 @@ from deepnets.config.schema import Config, Row
 from deepnets.data.dataset import Dataset
 from deepnets.errors import UserError
 from deepnets.launch.cost import Paces
-from deepnets.launch.grid import Launcher, check_tables, launchable, remedies_of, trained_before, use_chosen_code
+from deepnets.launch.grid import Launcher, check_tables, launchable, remedies_of, use_chosen_code
 from deepnets.launch.reuse import twins_of
 from deepnets.runs.checkpoint import LAST
-from deepnets.runs.code import changed_files, code_of, code_to_execute, noted_code
+from deepnets.runs.code import changed_files, code_of, code_to_execute, noted_code, trained_before
 from deepnets.runs.contents import Unreadable
 from deepnets.runs.folder import OtherSettings, RunFolder, lines_by_reason
 from deepnets.runs.naming import folders_of
@@ -62,8 +62,8 @@ def show_plan(rows: list[Row]) -> int:
         deleted = Counter("finished" if folder.is_complete else "unfinished" for folder in begun)
         where = ", ".join(dict.fromkeys(folder.path.parent.name for folder in begun))
         print_line(f"overwrite=true first deletes {deleted.total()} of these runs: {_counted(deleted)}, of {where}")
-    for files, count in Counter(run.changed for run in planned if run.changed).items():
-        print_line(trained_before(count, files, len(rows)))
+    for files in dict.fromkeys(run.changed for run in planned if run.changed):
+        print_line(trained_before([run.folder for run in planned if run.changed == files], files, len(rows)))
     _print_twins(twins_of(rows, folders))
     return 1 if any(run.problem for run in planned) else 0
 

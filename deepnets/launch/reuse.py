@@ -8,7 +8,8 @@ from pathlib import Path
 
 from deepnets.config.identity import identity_hash
 from deepnets.config.schema import Row
-from deepnets.runs.contents import FINISHED, Origin, Result, Unreadable
+from deepnets.runs.code import changed_files, code_of, noted_code, store
+from deepnets.runs.contents import FINISHED, Code, Origin, Result, Unreadable
 from deepnets.runs.folder import Locked, RunFolder, run_folders
 from deepnets.runs.owner import OWNER
 from deepnets.system.files import write_atomically
@@ -19,16 +20,18 @@ OWN_FILES = ("config.yaml", Origin.FILE, Result.FILE, ".lock")  # the copy write
 def twins_of(rows: Sequence[Row], folders: Sequence[RunFolder]) -> dict[RunFolder, RunFolder]:
     """Find, for each run that is not complete, a finished run of the same identity under the same `output_root`.
 
-    If there are several such runs, it takes the first by name. Runs without such a run are left out.
+    The same version of the user's own code must have trained it. If there are several such runs, it takes the first by
+    name. Runs without such a run are left out.
     """
     twins = {}
     for row, folder in zip(rows, folders, strict=True):
         if folder.is_complete:
             continue
         finished = _finished(Path(row.config.output_root)).get(identity_hash(row.config), [])
-        others = [other for other in finished if other.path.resolve() != folder.path.resolve()]
-        if others:
-            twins[folder] = others[0]
+        for other in finished:
+            if other.path.resolve() != folder.path.resolve() and _has_code(other, code_of(row.config)):
+                twins[folder] = other
+                break
     return twins
 
 
@@ -43,6 +46,8 @@ def reuse(row: Row, folder: RunFolder, twin: RunFolder) -> None:
     changes = {"copied_from": str(twin), "choices": row.choices, "overrides": list(row.overrides)}
     origin = twin.origin.model_copy(update=changes)
     folder.freeze(row.config, origin)
+    if code := code_of(row.config):
+        store(folder, row.config, code)
     with folder.hold():
         if folder.is_complete or folder.has_begun:
             raise Locked(folder)
@@ -51,6 +56,12 @@ def reuse(row: Row, folder: RunFolder, twin: RunFolder) -> None:
                 shutil.copyfile(item, folder.path / item.name, follow_symlinks=False)
         # Copy the result last: if this process is killed before, the run does not look finished.
         write_atomically(folder.path / Result.FILE, (twin.path / Result.FILE).read_bytes())
+
+
+def _has_code(twin: RunFolder, now: Code | None) -> bool:
+    """Return whether the user's own code, as it is now, trained the run."""
+    before = noted_code(twin)
+    return not changed_files(twin, before, now) if before and now else before == now
 
 
 @cache

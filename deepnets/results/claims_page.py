@@ -220,7 +220,8 @@ def _cost(table: Table, index: int, findings: Sequence[AnyFinding]) -> list[str]
             hours = sum(cell.hours(device) for cell in cells)
             full = sum(MOST * cell.hours(device) / len(cell.errors) for cell in cells if cell.errors)
             return [
-                f"  {hours / decided:.2g} {unit}-hours a decided claim, {hours:.2g} in all; {MOST} seeds: {full:.2g}"
+                f"  {hours:.2g} {unit}-hours in all, {hours / decided:.2g} for each decided claim; {MOST} seeds of all "
+                f"rows take {full:.2g}"
             ]
     return []
 

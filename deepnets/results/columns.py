@@ -21,9 +21,7 @@ FRAME = (  # the columns of a frame of runs
 )
 FULL = "full"  # the label of the column that follows the table's own protocol
 # Runs that differ in one of these settings go into separate columns, unless the setting is an axis of the table.
-PROTOCOL = ("scale.name", "batch_size", "selection")
-# Rows that differ in these may still be compared; a warning tells the reader.
-BUDGET = ("epochs", "iterations")
+PROTOCOL = ("scale.name", "batch_size", "epochs", "iterations", "selection")
 PRECISION = "precision"  # not part of the protocol; columns are split by the arithmetic in which the runs trained
 DEPTH = "model.depth"
 FEWEST_VALUES = 3  # a line over a swept number needs at least 3 values; over depth, 2
@@ -124,11 +122,6 @@ def warnings_of(column: Column) -> list[str]:
     warnings = [f"cannot be read: {file}" for run in column.runs for file in run.broken]
     warnings += [f"contradicts itself: {run.folder}: {run.contradiction}" for run in column.runs if run.contradiction]
     warnings += [_mixture(f"{column.label}: several {name}", values) for name, values in facts.items()]
-    axes = {axis for run in column.runs for axis in run.sweep.get("axes", [])}
-    for key in BUDGET if axes else ():  # single runs share a folder, not a protocol
-        if key not in axes:
-            values = [run.settings.get(key) for run in column.runs if run.config]
-            warnings.append(_mixture(f"{column.label}: rows differ in {key}", values))
     mixed: dict[str, list[str]] = {}  # the rows that several versions of the user's code trained, by these versions
     for row, runs in column.rows.items():
         data = [run.result["data"] for run in runs if run.result.get("data")]

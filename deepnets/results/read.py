@@ -291,8 +291,8 @@ def _repetitions(runs: Sequence[Run]) -> dict[RunFolder, str]:
 def _difference(first: Run, second: Run) -> str | None:
     """Return a setting that differs and must change the training (the seed, if it differs); None if there is none."""
     one, other = flat(identity(first.typed_config)), flat(identity(second.typed_config))
-    different = [key for key in {*one, *other} - ALIKE if one.get(key) != other.get(key)]
-    return min(different, key=lambda key: (key != "seed", key), default=None)
+    keys = {"seed"} if first.code + second.code else {*one, *other} - ALIKE  # in one's own code, others may do nothing
+    return min((k for k in keys if one.get(k) != other.get(k)), key=lambda k: (k != "seed", k), default=None)
 
 
 def _contradictions(run: Run) -> Iterator[str]:

@@ -27,7 +27,7 @@ from deepnets.results.page import MINUS, markdown_text
 from deepnets.results.read import Run, read_runs, unchecked
 from deepnets.results.registered import noted_by
 from deepnets.results.table import Table, tables_of
-from deepnets.results.verify import verified_line
+from deepnets.results.verify import Verifications, verified_line
 from deepnets.runs.contents import Origin, Result
 from deepnets.runs.folder import RunFolder, run_folders
 from deepnets.system.files import LONGEST_METRICS, read_text, write_atomically, writing
@@ -80,7 +80,7 @@ def keep(paths: Sequence[Path], into: Path) -> int:
     print(
         printable(
             f"records      {len(ended)} runs in {RunFolder(into)}"
-            + (f"; {unfinished} have not ended" if unfinished else "")
+            + (f"; not ended: {unfinished}" if unfinished else "")
         )
     )
     return 1 if refused else 0
@@ -96,7 +96,16 @@ def write_records(folder: Path, own: Path | None = None) -> int:
         with writing(folder / name):
             write_atomically(folder / name, printable(text))
         print(printable(f"page         {RunFolder(folder / name)}"))
+    if line := _uncounted(folder, own or SWEEPS):
+        print(printable(line))
     return 0
+
+
+def _uncounted(folder: Path, sweeps: Path) -> str:
+    """Say which sweeps are not in `sweeps`, though their files are beside their records; empty if all are there."""
+    names = sorted({file.stem for file in folder.glob("*/*.yaml")} - {file.stem for file in sweeps.glob("*.yaml")})
+    counted = "--project FILE or --config-dir DIR, your own, counts them" if sweeps == SWEEPS else "they are elsewhere"
+    return f"The claims of {', '.join(names)} are not on the page claims.md; {counted}." if names else ""
 
 
 def records_pages(folder: Path, own: Path | None = None) -> dict[str, str]:
@@ -128,7 +137,10 @@ def records_pages(folder: Path, own: Path | None = None) -> dict[str, str]:
     if lines := unchecked(runs):
         sections.append("\n".join(["## What cannot be checked", "", *(f"* {line}" for line in lines)]))
     page = "\n\n".join(section.strip() for section in sections if section.strip()) + "\n"
-    pages = {"README.md": page, "claims.md": claims_page(folder, list(tables.values()), own or SWEEPS)}
+    claims = claims_page(folder, list(tables.values()), own or SWEEPS)
+    if line := _uncounted(folder, own or SWEEPS):
+        claims += f"\n{line}\n"
+    pages = {"README.md": page, "claims.md": claims}
     return pages | ({"bench.md": bench_page(folder / BENCH)} if (folder / BENCH).is_file() else {})
 
 
@@ -214,6 +226,8 @@ def _copy(run: Run, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "metrics.csv", read_text(run.folder.path / "metrics.csv", LONGEST_METRICS))
     Result.model_validate(run.result).write(folder)
+    if notes := Verifications.read(run.folder.path):
+        notes.write(folder)
     sweep = run.grid / f"{run.table}.yaml"  # the copy of the sweep's file
     if not (SWEEPS / sweep.name).is_file() and sweep.is_file() and not sweep.is_symlink():
         write_atomically(folder.parents[1] / sweep.name, _text(sweep, LONGEST))

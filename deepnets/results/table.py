@@ -90,7 +90,8 @@ class Table:
         of_columns = [warning for column in self.columns for warning in warnings_of(column)]
         removed = self.removed_rows
         more = f" and {len(removed) - 1} more" if len(removed) > 1 else ""
-        lines = [f"the sweep's file does not have the row {removed[0]}{more}; its runs are shown"] if removed else []
+        fate = "its runs are shown until you delete them"
+        lines = [f"the sweep's file does not have the row {row}{more}; {fate}" for row in removed[:1]]
         return [*(f"cannot be read: {problem}" for problem in self.published.problems), *lines, *of_columns]
 
     @cached_property

@@ -284,7 +284,7 @@ def _here(run: Run, root: str) -> tuple[Config, torch.device]:
     """
     result, frozen = run.result, run.folder.config
     if not result.keys() >= VERIFIABLE:
-        raise UserError("its result has no first iterations to compare with")
+        raise UserError("its result has no first iterations to compare with" if result else "it has not ended")
     if result["precision"] not in PRECISIONS:
         raise UserError(f"its result names an unknown precision, {brief(result['precision'])}")
     code_to_execute(run.folder, frozen)

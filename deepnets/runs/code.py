@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import packages_distributions, version
@@ -23,10 +23,11 @@ from deepnets.config.schema import CodeChoice, Config
 from deepnets.config.trust import chosen_code, execute_from, executed_from
 from deepnets.errors import UserError
 from deepnets.runs.contents import Code
-from deepnets.runs.folder import RunFolder
+from deepnets.runs.folder import BESIDE, RunFolder, run_folders
 from deepnets.system.files import make_own_folder, read_text
 
 FOLDER = ".code"  # beside the rows of a sweep: a folder for each version of the code, named by its hash
+MIXED = "rows with seeds of both versions count for no claim"
 LONGEST_SOURCE = 10_000_000  # bytes
 NODES = ("model", "dataset", "optimizer", "schedule", "loss")
 
@@ -53,7 +54,7 @@ class OtherCode(UserError):
                 f"{current} for today's code."
             )
         mixed = (
-            "; with today's code, code=current, but rows with seeds of both versions count for no claim. To train runs "
+            f"; with today's code, code=current, but {MIXED}. To train in another folder, add {BESIDE}; to train runs "
             "anew, name their rows and seeds, for example seed=0, and add overwrite=true."
         )
         others = mixed if frozen.startswith("code=") else f"; with today's code, {current}."
@@ -149,6 +150,31 @@ def noted_code(folder: RunFolder) -> Code | None:
         return code
     result = folder.result  # a record has no origin
     return list(result.code.values())[-1] if result and result.code else None
+
+
+def rows_of_other_code(runs: Mapping[RunFolder, Code]) -> list[str]:
+    """Return the rows of these runs in which older code of the user's has trained other seeds, by name."""
+    rows: dict[Path, Code] = {folder.path.parent: code for folder, code in runs.items()}
+    others = {row: [seed for seed in run_folders(row) if seed not in runs and seed.is_complete] for row in rows}
+    before = {row: [code for seed in seeds if (code := noted_code(seed))] for row, seeds in others.items()}
+    return [row.name for row, code in rows.items() if any(each.hash != code.hash for each in before[row])]
+
+
+def trained_before(folders: Sequence[RunFolder], files: str, runs: int) -> str:
+    """Return a line about those of a command's runs that finished before these files of the user's code changed."""
+    count = f"{len(folders)} finished runs were" if len(folders) > 1 else "1 finished run was"
+    rows = f"; rows {listed([folder.path.parent.name for folder in folders])}" if runs > 1 else ""
+    again = "it again here," if runs == 1 else "these again here, name their rows and seeds, for example seed=0, and"
+    return (
+        f"{count} trained before your code changed ({files}{rows}); {MIXED}. To train in another folder, add {BESIDE}; "
+        f"to train {again} add overwrite=true"
+    )
+
+
+def listed(rows: Iterable[str]) -> str:
+    """List the first three rows, and say how many others there are."""
+    names = list(dict.fromkeys(rows))
+    return ", ".join(names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3)
 
 
 def code_to_execute(folder: RunFolder, config: Config, option: str = "--code {}") -> Code | None:

@@ -23,10 +23,18 @@ MOST_NAMES = 200  # folders in which a run is looked for: with 8 changes in the 
 def folders_of(rows: list[Row]) -> list[RunFolder]:
     """Return the folder of each row.
 
+    New rows go into the folder in which other rows with the same changes lie already: see `folder_of`.
+
     Raises:
         UserError: two rows would share a folder.
     """
-    folders = [folder_of(row) for row in rows]
+    places = [_places(row) for row in rows]
+    folders = [_chosen(names, row) for names, row in zip(places, rows, strict=True)]
+    older = {names[0].grid: folder.grid for names, folder in zip(places, folders, strict=True) if names[0] != folder}
+    for number, folder in enumerate(folders):
+        if not folder.is_frozen and folder.grid in older:
+            beside = RunFolder(older[folder.grid] / folder.path.parent.name / folder.path.name)
+            folders[number] = folder if beside.is_frozen else beside
     twice = [path for path, count in Counter(folder.path for folder in folders).items() if count > 1]
     if twice:
         raise UserError(
@@ -45,6 +53,18 @@ def folder_of(row: Row) -> RunFolder:
     Raises:
         UserError: `sweep.axes` is empty, or has a name that is neither a group nor a key.
     """
+    return _chosen(_places(row), row)
+
+
+def _chosen(places: list[RunFolder], row: Row) -> RunFolder:
+    folder, *others = places
+    if folder.is_frozen:
+        return folder
+    return next((other for other in others if other.holds(row.config)), folder)
+
+
+def _places(row: Row) -> list[RunFolder]:
+    """Return the folder that is named with all changes, then those named with fewer; raises as `folder_of`."""
     if row.config.sweep:
         axes = row.config.sweep.axes
         if not all(isinstance(axis, str) for axis in axes):
@@ -64,10 +84,7 @@ def folder_of(row: Row) -> RunFolder:
         name, changes = ",".join([row.choices["model"], data or option]), _changes(row, naming)
         places = [(grid, ",".join([name, *kept])) for kept in _parts(changes)]
     root, seed = Path(row.config.output_root), f"seed{row.config.seed}"
-    folder, *others = (RunFolder(root / folder_name(grid) / folder_name(name) / seed) for grid, name in places)
-    if (folder.path / "config.yaml").is_file():
-        return folder
-    return next((other for other in others if other.holds(row.config)), folder)
+    return [RunFolder(root / folder_name(grid) / folder_name(name) / seed) for grid, name in places]
 
 
 def _changes(row: Row, naming: set[str]) -> list[str]:

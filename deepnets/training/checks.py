@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from deepnets.config.build import build, check_node, check_plain_settings
+from deepnets.config.build import TARGETS, build, check_node, check_plain_settings, targets_in
 from deepnets.config.schema import Config, Selection, StepKind
 from deepnets.data.augmentation import Operation
 from deepnets.data.dataset import Dataset, memory_size
@@ -211,7 +211,8 @@ def _try_out_own(model: str, shape: tuple[int, int, int], classes: int) -> bool:
                 continue
             if isinstance(error, UserError):
                 raise
-            unfit = f"its layers, shortcuts and widths do not fit together: {first_line(error)}"
+            own = ", ".join(sorted({*targets_in(settings)} - TARGETS))
+            unfit = f"its layers, shortcuts and widths do not fit together ({own} among them): {first_line(error)}"
             raise UserError(f"model: {own_code_message(error) or unfit}") from error
     raise AssertionError
 

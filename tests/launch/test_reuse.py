@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from deepnets.config.trust import trusting
 from deepnets.launch.grid import launch
 from deepnets.launch.plan import show_plan
 from deepnets.run import load_run
+from deepnets.runs.contents import Code
 from deepnets.runs.naming import folder_of
 from tests.command import row
 
@@ -44,6 +46,25 @@ def test_finished_runs_of_another_sweep_are_copied(tmp_path: Path, capsys: pytes
     assert all(torch.equal(tensor, others[name]) for name, tensor in weights.items())
     assert here[1].origin.copied_from is None
     assert json.loads((here[1].path / "result.json").read_text())["status"] == "finished"
+
+
+def test_runs_of_other_code_are_not_copied_and_a_copy_has_its_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = ["schedule=cosine", "schedule._target_=tests.paced.Paced", "+schedule.name=a"]
+    with trusting("tests.paced.Paced"):
+        singles = [row(tmp_path, *RUN, *own, "model/shortcut=none", f"seed={seed}") for seed in (0, 1)]
+        assert launch(singles) == 0
+        there = [folder_of(single) for single in singles]
+        older = there[1].origin.model_copy(update={"code": Code(hash="0" * 16, modules={"tests.paced": "1"})})
+        older.write(there[1].path)
+        table = rows(tmp_path, "digits_shortcuts", *own, "reuse=true")
+        show_plan(table)
+        assert "none: 1 seed finished in" in capsys.readouterr().out
+        assert launch(table) == 0
+    here = [folder_of(each) for each in table]
+    assert [folder.origin.copied_from for folder in here] == [str(there[0]), None]
+    assert (here[0].grid / ".code" / here[0].origin.code.hash / "tests" / "paced.py").is_file()
 
 
 def test_without_the_word_each_sweep_trains_its_own(tmp_path: Path) -> None:

@@ -368,6 +368,16 @@ def test_a_copy_under_another_name_and_its_original_are_named(
     assert str(copy) in contradictions[original]
 
 
+def test_a_setting_of_ones_own_code_may_change_nothing_but_a_seed_must(tmp_path: Path) -> None:
+    original = planted(tmp_path, NET) / "seed0"
+    result(code={"0": {"hash": "a" * 16, "modules": {"own": "b" * 16}}})(original)
+    depth, seed = (shutil.copytree(original, tmp_path / "table" / name) for name in ("depth/seed0", "depth/seed1"))
+    both(config("depth: 110", "depth: 56"), fit_identity)(depth)
+    assert {run.contradiction for run in read_runs([original, depth])} == {""}
+    both(config("\nseed: 0", "\nseed: 1"), fit_identity)(seed)
+    assert all("bit by bit; seed is " in run.contradiction for run in read_runs([original, seed]))
+
+
 def test_a_net_that_two_tables_name_differently_is_no_copy(tmp_path: Path) -> None:
     planted(tmp_path, "he2016_table1+scale=deep/identity/seed0")
     planted(tmp_path, "he2016_table2+scale=deep/basic,original/seed0")  # units instead of a depth

@@ -15,6 +15,7 @@ from deepnets.results.read import read_runs
 from deepnets.results.records import keep, records_pages, write_records
 from deepnets.results.report import report
 from deepnets.results.table import tables_of
+from deepnets.results.verify import Verification, Verifications
 from deepnets.runs.contents import Result
 from deepnets.runs.folder import WEIGHTS, RunFolder, run_folders
 from deepnets.runs.weights import read_weights
@@ -183,6 +184,25 @@ def test_a_record_names_no_folder_of_the_machine_and_counts_as_finished(tmp_path
         assert str(tmp_path) not in file.read_text()
     again = train(*tiny, f"output_root={tmp_path / 'records'}")
     assert "already finished" in again.stdout, again.stderr
+
+
+def test_records_keep_notes_of_verifications_and_name_sweeps_whose_claims_are_not_counted(
+    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = shutil.copytree(trained.path, tmp_path / trained.path.name)
+    note = Verification(
+        date="2026", commit=None, versions={}, device="CPU", result="0" * 16, compared=1, is_equal=True, passed=True
+    )
+    Verifications(verifications=(note,)).write(runs / "identity" / "seed0")
+    keep([runs], tmp_path / "records")
+    (kept,) = (tmp_path / "records").rglob(Verifications.FILE)
+    assert Verifications.read(kept.parent).verifications == (note,)
+    write_records(tmp_path / "records")
+    told = "The claims of shortcuts_on_digits are not on the page claims.md; --project FILE"
+    assert told in capsys.readouterr().out
+    assert told in (tmp_path / "records" / "claims.md").read_text()
+    write_records(tmp_path / "records", next((tmp_path / "records").glob("shortcuts_on_digits*")))
+    assert "are not on the page" not in capsys.readouterr().out
 
 
 def test_a_record_does_not_replace_that_of_another_run(trained: Trained, tmp_path: Path) -> None:

@@ -203,7 +203,9 @@ def test_a_row_that_was_deleted_from_the_file_is_said(tmp_path: Path) -> None:
     config = {"seed": 0, "scale": {"name": "full"}, "sweep": {"axes": ["model"]}}
     runs = [Run(RunFolder(f"t/{name}/seed0"), config, {}, {"test_error": 5.0}, State("finished")) for name in "acd"]
     (table,) = tables_of(runs, tmp_path)
-    assert table.warnings == ["the sweep's file does not have the row c and 1 more; its runs are shown"]
+    assert table.warnings == [
+        "the sweep's file does not have the row c and 1 more; its runs are shown until you delete them"
+    ]
     assert tables_of(runs[:1], tmp_path)[0].warnings == []
 
 
@@ -265,12 +267,15 @@ def test_seeds_of_a_row_with_other_settings_are_not_averaged(
     assert table.cells["identity", 1].mean == pytest.approx(sum(errors[2:]) / 2)
 
 
-def test_a_row_with_another_batch_size_stands_in_another_column(trained: Trained, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("before", "after"), [("batch_size: 128", "batch_size: 64"), ("\nepochs: 2", "\nepochs: 3")])
+def test_a_row_with_another_batch_size_or_budget_stands_in_another_column(
+    trained: Trained, tmp_path: Path, before: str, after: str
+) -> None:
     path = shutil.copytree(trained.path, tmp_path / "shortcuts_on_digits")
     for folder in (path / "none").glob("seed*"):
-        pretend(folder, "batch_size: 128", "batch_size: 64")
+        pretend(folder, before, after)
     (table,) = tables_of(read_runs([path]))
-    assert [column.label for column in table.columns] == ["batch_size=128", "batch_size=64"]
+    assert [column.label for column in table.columns] == [text.strip().replace(": ", "=") for text in (before, after)]
     assert [len(table.cells["none", index].errors) for index in (0, 1)] == [0, 3]
 
 
