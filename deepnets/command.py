@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from deepnets.config.trust import choose_code, trust
 from deepnets.distributed.signals import RESUME, Interrupted
-from deepnets.errors import UserError, shortened, system_message
+from deepnets.errors import UserError, nearest, shortened, system_message
 from deepnets.hydra_errors import HYDRA_ERRORS, explain
 from deepnets.system import stop_at_once
 from deepnets.system.printing import print_error
@@ -101,6 +101,14 @@ def some_of(choices: Sequence[str]) -> Callable[[str], list[str]]:
         return text.split(",")
 
     return names
+
+
+class Parser(argparse.ArgumentParser):
+    """Names the nearest of its options if it does not know one."""
+
+    def error(self, message: str) -> NoReturn:
+        unknown = re.search(r"unrecognized arguments: (--[\w-]+)", message)
+        super().error(message + (nearest(unknown[1], re.findall(r"--[\w-]+", self.format_help())) if unknown else ""))
 
 
 class _Trusts(argparse.Action):

@@ -85,3 +85,13 @@ def test_predictions_are_not_written_to_a_folder(tmp_path: Path) -> None:
     for place in ("", ".", "/", str(tmp_path)):
         with pytest.raises(UserError, match="is a folder; name a file in it"):
             predict.main(["run", "image.png", f"--to={place}"])
+
+
+@pytest.mark.parametrize(("words", "near"), [(["report", ".", "--verfy"], "verify"), (["clean", ".", "--yess"], "yes")])
+def test_the_nearest_of_an_unknown_option_is_named(
+    words: list[str], near: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", words)
+    with pytest.raises(SystemExit):
+        import_module(f"deepnets.commands.{words[0]}").main()
+    assert capsys.readouterr().err.endswith(f"unrecognized arguments: {words[-1]}; the nearest: --{near}\n")

@@ -1,6 +1,5 @@
 """List, and with --yes remove, files that nobody needs: checkpoints of finished runs, unused code, damaged files."""
 
-import argparse
 import os
 import re
 import shutil
@@ -9,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from deepnets.command import Parser
 from deepnets.errors import UserError
 from deepnets.runs.code import FOLDER
 from deepnets.runs.contents import FINISHED, Origin, Unreadable
@@ -24,7 +24,7 @@ LEFT_BEHIND = ("*.damaged", "*.new")  # damaged files that a run has renamed; ne
 
 def main() -> int:
     """Clean the folders that the command line names; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="folders of sweeps, or of single runs")
     parser.add_argument("--yes", action="store_true", help="remove the listed files")
     parser.add_argument(

@@ -3,7 +3,6 @@
 One of the files is a model card, README.md: it has the weights' measured error in the form that model hubs read.
 """
 
-import argparse
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from deepnets.command import add_data_option, add_weights_options
+from deepnets.command import Parser, add_data_option, add_weights_options
 from deepnets.config.build import TARGETS, targets_in
 from deepnets.config.identity import difference, identity
 from deepnets.config.schema import Config
@@ -55,7 +54,7 @@ probabilities = program(images)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Export the run that `argv` (None: the command line) names; returns 1 if a file could not be written."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         description="Write a run's weights and configuration, which load_run and predict read; a program of "
         f"torch.export, {PROGRAM}, which needs only torch; and a model card, {CARD}. If torchvision and timm "
         f"have the network too, {FOR_TORCHVISION} has the weights under their names."

@@ -1,10 +1,10 @@
 """Write a small project of your own: a shortcut, a data set, a sweep with a claim, a test and a README."""
 
-import argparse
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from deepnets.command import Parser
 from deepnets.config.project import SCHEMAS
 from deepnets.errors import UserError, printable
 
@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         UserError: the folder exists already, or Python cannot import its name.
     """
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(description=__doc__)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="a new folder; its name is the project's")
     folder = parser.parse_args(argv).folder
     if not folder.name.isidentifier():

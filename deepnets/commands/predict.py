@@ -1,6 +1,5 @@
 """Classify image files with a trained run, and write a CSV file."""
 
-import argparse
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from deepnets.command import add_data_option, add_weights_options
+from deepnets.command import Parser, add_data_option, add_weights_options
 from deepnets.data.class_folders import SUFFIXES
 from deepnets.errors import UserError, printable
 from deepnets.results.export import no_formula
@@ -27,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns 1 if an image cannot be read or a folder has no images, else 0.
     """
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         description="Write the most probable class of each image, and its probability, according to a trained run. "
         "Images are scaled, cut and normalised like the run's test images."
     )

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from deepnets.command import filled
+from deepnets.command import Parser, filled
 from deepnets.config.project import program, read_project
 from deepnets.config.trust import choose_code, trust
 from deepnets.errors import UserError
@@ -29,9 +29,7 @@ NO_REPORT = ("status", "watch", "keep", "records", "screenshots", "verify", "exp
 
 def main() -> int:
     """Report as the command line asks; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "folders", nargs="*", type=Path, help="folders of sweeps, finished or running, or of single runs"
     )
