@@ -47,8 +47,8 @@ def folder_of(row: Row) -> RunFolder:
     """Return `runs/<model>,<dataset>,<changes>/seed<seed>`, or `<sweep>+<changes>/<row>/seed<seed>` in a sweep.
 
     With `name=NAME`, NAME replaces `runs` or the sweep's name. A change is a setting whose value differs from that of
-    the named options or the named sweep: `epochs=164` is no change if they set 164 too. If the run already lies in a
-    folder named with fewer changes, because its file has been edited since, it stays there.
+    the named options or the named sweep: `epochs=164` is no change if they set 164 too. If the run, or one with another
+    seed, already lies in a folder named with fewer changes, because its file has been edited since, it lies there too.
 
     Raises:
         UserError: `sweep.axes` is empty, or has a name that is neither a group nor a key.
@@ -57,10 +57,17 @@ def folder_of(row: Row) -> RunFolder:
 
 
 def _chosen(places: list[RunFolder], row: Row) -> RunFolder:
-    folder, *others = places
-    if folder.is_frozen:
-        return folder
-    return next((other for other in others if other.holds(row.config)), folder)
+    if places[0].is_frozen:
+        return places[0]
+    return next((place for place in places if place.holds(row.config) or _is_beside_seeds(place, row)), places[0])
+
+
+def _is_beside_seeds(place: RunFolder, row: Row) -> bool:
+    """Return whether the free folder lies beside a run that differs from the row in its seed only."""
+    seeds = () if place.is_frozen else sorted(place.path.parent.glob("seed*"))[:1]
+    numbers = [seed.name.removeprefix("seed") for seed in seeds]
+    configs = [replace(row.config, seed=int(number)) for number in numbers if number.isdecimal()]
+    return any(RunFolder(seed).holds(config) for seed, config in zip(seeds, configs, strict=False))
 
 
 def _places(row: Row) -> list[RunFolder]:

@@ -69,6 +69,13 @@ def test_new_rows_join_the_rows_that_lie_in_the_folder_of_the_file_as_it_was(tmp
     grids = [folder.grid.name for folder in folders_of([old, new, other])]
     assert grids == ["digits_shortcuts", "digits_shortcuts", "digits_shortcuts+epochs=7"]
     assert [folder.grid.name for folder in folders_of([new])] == ["digits_shortcuts+epochs=7"]
+    seeds = [row(tmp_path, *table, "model/shortcut=identity", f"seed={seed}", "optimizer.lr=0.2") for seed in (0, 1)]
+    assert {folder_of(seed).grid.name for seed in seeds} == {"digits_shortcuts+epochs=7+optimizer.lr=0.2"}
+    seed = row(tmp_path, *table, "model/shortcut=identity", "seed=1")
+    assert folder_of(seed).grid == folder.grid
+    named = RunFolder(tmp_path / "digits_shortcuts+epochs=7" / "identity" / "seed5")
+    named.freeze(row(tmp_path, *table, "model/shortcut=identity", "seed=5").config, Origin())
+    assert folder_of(seed).grid == named.grid
 
 
 def test_a_long_name_is_cut_but_stays_its_own(tmp_path: Path) -> None:
