@@ -108,7 +108,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         unknown = re.search(r"unrecognized arguments: (--[\w-]+)", message)
-        super().error(message + (nearest(unknown[1], re.findall(r"--[\w-]+", self.format_help())) if unknown else ""))
+        super().error(message + (nearest(unknown[1], self._option_string_actions) if unknown else ""))
 
 
 class _Trusts(argparse.Action):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
+from functools import cache
 from typing import Any
 
 from deepnets.config.schema import Config
@@ -50,6 +51,7 @@ EXECUTION_KEYS = frozenset(
 )
 
 
+@cache
 def is_execution(key: str) -> bool:
     """Return whether `EXECUTION_KEYS` has the key or a node that holds it: `launcher` holds `launcher.time`."""
     return any(key == other or key.startswith(other + ".") for other in EXECUTION_KEYS)

@@ -47,7 +47,7 @@ def trust(names: Trust) -> None:
                     "; to execute the copy that a run has of it, name the class and choose the copy, as in --trust "
                     f"{file.stem}.ReZero and code=frozen for train, --code frozen for other commands"
                 )
-                raise UserError(f"--trust {name}: no such file{near or copy}")
+                raise UserError(f"--trust {name}: no such file{near}{copy}")
             name, folder = str(file), str(file.parent)
             if folder not in sys.path:
                 sys.path.append(folder)  # behind all others, so that a file in it hides no library

@@ -18,7 +18,7 @@ from deepnets.launch.cost import Paces
 from deepnets.launch.grid import Launcher, check_tables, launchable, remedies_of, use_chosen_code
 from deepnets.launch.reuse import twins_of
 from deepnets.runs.checkpoint import LAST
-from deepnets.runs.code import changed_files, code_of, code_to_execute, noted_code, trained_before
+from deepnets.runs.code import changed_files, code_of, code_to_execute, listed, noted_code, trained_before
 from deepnets.runs.contents import Unreadable
 from deepnets.runs.folder import OtherSettings, RunFolder, lines_by_reason
 from deepnets.runs.naming import folders_of
@@ -52,15 +52,18 @@ def show_plan(rows: list[Row]) -> int:
             status.update(as_text(f"planning {number}/{len(rows)} {folder}"))
             planned.append(_plan(row.config, folder, launcher, paces))
     _print(first, planned)
-    if not any(run.state == ILLEGAL for run in planned):
-        for line in launcher.describe({folder: row.config for row, folder in zip(rows, folders, strict=True)}):
-            print_line(line)
+    left = {run.folder: row.config for row, run in zip(rows, planned, strict=True) if run.left}
+    if left and not any(run.state == ILLEGAL for run in planned):
+        try:
+            print_line("\n".join(launcher.describe(left)))
+        except UserError as error:  # SLURM does not answer: the plan holds, and the command without it would fail
+            print_line(f"launcher   {error}")
     for line in remedies_of(filter(None, [run.error for run in planned]), rows):
         print_line(line)
     begun = [folder for folder in folders if folder.has_begun]
     if first.overwrite and begun:
         deleted = Counter("finished" if folder.is_complete else "unfinished" for folder in begun)
-        where = ", ".join(dict.fromkeys(folder.path.parent.name for folder in begun))
+        where = listed([folder.path.parent.name for folder in begun])
         print_line(f"overwrite=true first deletes {deleted.total()} of these runs: {_counted(deleted)}, of {where}")
     for files in dict.fromkeys(run.changed for run in planned if run.changed):
         print_line(trained_before([run.folder for run in planned if run.changed == files], files, len(rows)))

@@ -71,9 +71,8 @@ class Pool:
         """Accept any number of runs."""
 
     def describe(self, runs: Mapping[RunFolder, Config]) -> list[str]:
-        """Say how many runs train at once."""
-        slots = self.slots(next(iter(runs.values())).device)
-        return [f"pool       up to {slots.free} runs at once, each with {slots.threads} of the CPU's threads"]
+        """Say how many runs train at once, if each has one device."""
+        return [f"pool       up to {self.slots(next(iter(runs.values())).device).free} runs of one device at once"]
 
     def execute(self, runs: Mapping[RunFolder, Config]) -> int:
         """Train the runs that are not complete; returns 1 if one failed or was stopped, else 0.
@@ -108,14 +107,11 @@ class Pool:
 
 
 class Slots:
-    """Counts the free slots of each device: it has `per_device`, one for each run.
-
-    All runs share the CPU's threads: `threads` are those of a run on one device.
-    """
+    """Counts the free slots of each device: it has `per_device`, one for each run. All runs share the CPU's threads."""
 
     def __init__(self, devices: Collection[str | None], per_device: int) -> None:
         self._free = Counter(dict.fromkeys(devices, per_device))
-        self.threads = max(1, torch.get_num_threads() // self.free)
+        self._threads = max(1, torch.get_num_threads() // self.free)
 
     @property
     def free(self) -> int:
@@ -136,7 +132,7 @@ class Slots:
 
     def environment(self, taken: Sequence[str | None]) -> dict[str, str]:
         """Return the environment variables of a run on these devices, which set its threads and its GPUs."""
-        threads = str(self.threads * len(taken))
+        threads = str(self._threads * len(taken))
         environment = {"OMP_NUM_THREADS": threads, "TORCHINDUCTOR_COMPILE_THREADS": threads}
         if gpus := _gpus_of(taken):
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from deepnets.config.identity import identity_hash
 from deepnets.config.schema import Row
-from deepnets.runs.code import changed_files, code_of, noted_code, store
-from deepnets.runs.contents import FINISHED, Code, Origin, Result, Unreadable
+from deepnets.runs.code import code_of, copy_code, is_by
+from deepnets.runs.contents import FINISHED, Origin, Result, Unreadable
 from deepnets.runs.folder import Locked, RunFolder, run_folders
 from deepnets.runs.owner import OWNER
 from deepnets.system.files import write_atomically
@@ -28,10 +28,10 @@ def twins_of(rows: Sequence[Row], folders: Sequence[RunFolder]) -> dict[RunFolde
         if folder.is_complete:
             continue
         finished = _finished(Path(row.config.output_root)).get(identity_hash(row.config), [])
-        for other in finished:
-            if other.path.resolve() != folder.path.resolve() and _has_code(other, code_of(row.config)):
-                twins[folder] = other
-                break
+        others = [other for other in finished if other.path.resolve() != folder.path.resolve()]
+        code = code_of(row.config) if others else None
+        if equal := [other for other in others if is_by(other, code)]:
+            twins[folder] = equal[0]
     return twins
 
 
@@ -46,8 +46,7 @@ def reuse(row: Row, folder: RunFolder, twin: RunFolder) -> None:
     changes = {"copied_from": str(twin), "choices": row.choices, "overrides": list(row.overrides)}
     origin = twin.origin.model_copy(update=changes)
     folder.freeze(row.config, origin)
-    if code := code_of(row.config):
-        store(folder, row.config, code)
+    copy_code(twin, folder)
     with folder.hold():
         if folder.is_complete or folder.has_begun:
             raise Locked(folder)
@@ -56,12 +55,6 @@ def reuse(row: Row, folder: RunFolder, twin: RunFolder) -> None:
                 shutil.copyfile(item, folder.path / item.name, follow_symlinks=False)
         # Copy the result last: if this process is killed before, the run does not look finished.
         write_atomically(folder.path / Result.FILE, (twin.path / Result.FILE).read_bytes())
-
-
-def _has_code(twin: RunFolder, now: Code | None) -> bool:
-    """Return whether the user's own code, as it is now, trained the run."""
-    before = noted_code(twin)
-    return not changed_files(twin, before, now) if before and now else before == now
 
 
 @cache

@@ -112,9 +112,9 @@ class Slurm:
             directory = folders[0].path.parents[1] / FILES / "N"
             options = self.directives(directory, tasks, runs[folders[0]])
             shown = [option for option in options if not option.startswith(("--output", "--open-mode"))]
-            each = f"{tasks} tasks of {per_task} runs" if per_task > 1 else f"{tasks} tasks, one for each run"
-            lines.append(f"sbatch     {each}: {shlex.join(shown)}")
-        return lines or ["sbatch     nothing to submit: no run is left that is not in the queue"]
+            each = f" of up to {per_task} runs" if per_task > 1 else ", one for each run"
+            lines.append(f"sbatch     {tasks} task{'s' * (tasks > 1)}{each}: {shlex.join(shown)}")
+        return lines or ["sbatch     nothing to submit: the runs are in the queue, run elsewhere or failed before"]
 
     def execute(self, runs: Mapping[RunFolder, Config]) -> int:
         """Submit the runs to train; return at once or, with `wait`, when none of them is in the queue any more.
@@ -225,9 +225,10 @@ class Slurm:
         return [f"--{name}" if value is True else f"--{name}={value}" for name, value in given.items()]
 
     def _to_submit(self, runs: Mapping[RunFolder, Config]) -> dict[RunFolder, Config]:
-        """Return the runs that are neither complete, unless they are trained again, nor queued."""
-        again = [folder for folder, config in runs.items() if config.overwrite and folder.is_complete]
-        return {folder: runs[folder] for folder in [*sort_out(list(runs), self.retry).new, *again]}
+        """Return the runs that are not queued and have not ended, unless they are trained again."""
+        left = sort_out(list(runs), self.retry)
+        ended = [folder for folder in runs if folder.is_complete or folder in left.failed]
+        return {folder: runs[folder] for folder in [*left.new, *(each for each in ended if runs[each].overwrite)]}
 
     def _processes(self, config: Config) -> int:
         """Count a run's processes on all nodes; devices=auto means one for each requested GPU, or one for each node."""

@@ -11,6 +11,7 @@ from typing import Any, TypeGuard
 
 import pandas as pd
 
+from deepnets.config.sweep import value_at_scale
 from deepnets.results.page import setting_text, short_commit
 from deepnets.results.read import Run
 from deepnets.runs.folder import RunFolder, run_folders
@@ -21,7 +22,10 @@ FRAME = (  # the columns of a frame of runs
 )
 FULL = "full"  # the label of the column that follows the table's own protocol
 # Runs that differ in one of these settings go into separate columns, unless the setting is an axis of the table.
-PROTOCOL = ("scale.name", "batch_size", "epochs", "iterations", "selection")
+PROTOCOL = ("scale.name", "batch_size", "selection")
+# So do runs that differ in these, if the sweep's file beside them sets a number: then the file has been edited. Other
+# rows that differ in these may still be compared; a warning tells the reader.
+BUDGET = ("epochs", "iterations")
 PRECISION = "precision"  # not part of the protocol; columns are split by the arithmetic in which the runs trained
 DEPTH = "model.depth"
 FEWEST_VALUES = 3  # a line over a swept number needs at least 3 values; over depth, 2
@@ -55,7 +59,8 @@ def frame_of(runs: Sequence[Run]) -> pd.DataFrame:
 class Column:
     """The runs of one protocol in one arithmetic; `frame` is their part of the frame of all runs.
 
-    `is_published_protocol` is True if neither the command nor the scale changed a setting other than the arithmetic.
+    `is_published_protocol` is True if neither the command nor the scale changed a setting other than the arithmetic,
+    and no other column of the folder has another batch size, selection or budget.
     """
 
     label: str
@@ -101,7 +106,8 @@ def columns_of(runs: pd.DataFrame) -> list[Column]:
             scale = next((run.settings.get("scale.name") for run in members["run"] if run.config), FULL)
             if scale != FULL and not any(word.startswith("scale") for word in words):
                 words.insert(0, f"scale={scale}")
-            columns.append(Column(" ".join(words) or FULL, scale == FULL and not changes, members))
+            is_own = changes or any(key in (*PROTOCOL, *BUDGET) for key, _ in settings)
+            columns.append(Column(" ".join(words) or FULL, scale == FULL and not is_own, members))
     return columns
 
 
@@ -122,6 +128,11 @@ def warnings_of(column: Column) -> list[str]:
     warnings = [f"cannot be read: {file}" for run in column.runs for file in run.broken]
     warnings += [f"contradicts itself: {run.folder}: {run.contradiction}" for run in column.runs if run.contradiction]
     warnings += [_mixture(f"{column.label}: several {name}", values) for name, values in facts.items()]
+    axes = {axis for run in column.runs for axis in run.sweep.get("axes", [])}
+    for key in BUDGET if axes else ():  # single runs share a folder, not a protocol
+        if key not in axes:
+            values = [run.settings.get(key) for run in column.runs if run.config]
+            warnings.append(_mixture(f"{column.label}: rows differ in {key}", values))
     mixed: dict[str, list[str]] = {}  # the rows that several versions of the user's code trained, by these versions
     for row, runs in column.rows.items():
         data = [run.result["data"] for run in runs if run.result.get("data")]
@@ -256,13 +267,22 @@ def _protocols(inside: pd.DataFrame) -> list[tuple[str, tuple[tuple[str, str], .
 
 
 def _separating(inside: pd.DataFrame) -> list[str]:
-    """Return the settings that differ within a row, and the settings of `PROTOCOL` that differ between rows."""
+    """Return the settings that differ within a row, and those between rows that put them into separate columns."""
     axes = {axis for run in inside["run"] for axis in run.sweep.get("axes", [])}
     whole = inside[inside["is_read"]]
     keys = {key for _, same in whole.groupby("row")["run"] for key in _differing(list(same))}
     if axes:  # single runs share a folder, not a protocol
-        keys |= {key for key in _differing(list(whole["run"])) if key in PROTOCOL}
+        keys |= {
+            key
+            for key in _differing(list(whole["run"]))
+            if key in PROTOCOL or (key in BUDGET and any(_has_number(run, key) for run in whole["run"]))
+        }
     return sorted(keys - axes - {PRECISION})
+
+
+def _has_number(run: Run, key: str) -> bool:
+    """Return whether the sweep's file beside the run sets the key to one number for all rows."""
+    return is_number(value_at_scale(run.grid / f"{run.table}.yaml", key, FULL))
 
 
 def _differing(runs: Sequence[Run]) -> set[str]:

@@ -43,8 +43,6 @@ ALIKE = {"epochs", "iterations", "scale.name", "scale.budget", "precision", "sel
 # Equal too if no gradient is clipped, no image is missing, or two files hold the same weights.
 ALIKE |= {"clip_gradient_norm", "dataset.incomplete", "weights_hash"}
 
-_is_execution = cache(is_execution)
-
 
 @dataclass(frozen=True)
 class Run:
@@ -131,7 +129,7 @@ class Run:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """The settings that can change the result, by dotted key, without the seed."""
-        return {key: value for key, value in flat(self.config).items() if key != "seed" and not _is_execution(key)}
+        return {key: value for key, value in flat(self.config).items() if key != "seed" and not is_execution(key)}
 
     @property
     def experiment(self) -> str:
@@ -291,7 +289,9 @@ def _repetitions(runs: Sequence[Run]) -> dict[RunFolder, str]:
 def _difference(first: Run, second: Run) -> str | None:
     """Return a setting that differs and must change the training (the seed, if it differs); None if there is none."""
     one, other = flat(identity(first.typed_config)), flat(identity(second.typed_config))
-    keys = {"seed"} if first.code + second.code else {*one, *other} - ALIKE  # in one's own code, others may do nothing
+    targets = {(key, value) for each in (one, other) for key, value in each.items() if key.endswith("_target_")}
+    own = {key.partition(".")[0] for key, value in targets if value not in TARGETS}  # these may ignore their settings
+    keys = {key for key in {*one, *other} - ALIKE if key.partition(".")[0] not in own}
     return min((k for k in keys if one.get(k) != other.get(k)), key=lambda k: (k != "seed", k), default=None)
 
 

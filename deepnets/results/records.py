@@ -17,7 +17,7 @@ from deepnets.config.claim import registered_on_file
 from deepnets.config.claim_test import Analysed
 from deepnets.config.identity import identity_hash
 from deepnets.config.safe_yaml import LONGEST
-from deepnets.config.sweep import SWEEPS
+from deepnets.config.sweep import SWEEPS, sweep_of
 from deepnets.errors import UserError, printable
 from deepnets.results.cell import Cell
 from deepnets.results.claims_page import claims_page
@@ -28,7 +28,7 @@ from deepnets.results.read import Run, read_runs, unchecked
 from deepnets.results.registered import noted_by
 from deepnets.results.table import Table, tables_of
 from deepnets.results.verify import Verifications, verified_line
-from deepnets.runs.contents import Origin, Result
+from deepnets.runs.contents import Origin, Result, Unreadable
 from deepnets.runs.folder import RunFolder, run_folders
 from deepnets.system.files import LONGEST_METRICS, read_text, write_atomically, writing
 
@@ -41,7 +41,8 @@ ENTRIES = {"protocol", "device", "threads", "seconds"}  # the entries of result.
 def keep(paths: Sequence[Path], into: Path) -> int:
     """Copy config.yaml, metrics.csv and result.json of the ended runs in `paths` to into/<sweep's folder>/<row>/<seed>.
 
-    The analysis files from which claims take numbers are copied too. A record names no folder of this machine. Reports
+    The analysis files from which claims take numbers, and notes of verifications, are copied too: notes that a record
+    has already stay. A record names no folder of this machine. Reports
     read records as they read runs, and a record in an output root counts there as a finished run. A run with a file
     that is a link or cannot be read is not kept, but named. Returns 1 if there is such a run, else 0.
 
@@ -102,10 +103,12 @@ def write_records(folder: Path, own: Path | None = None) -> int:
 
 
 def _uncounted(folder: Path, sweeps: Path) -> str:
-    """Say which sweeps are not in `sweeps`, though their files are beside their records; empty if all are there."""
-    names = sorted({file.stem for file in folder.glob("*/*.yaml")} - {file.stem for file in sweeps.glob("*.yaml")})
-    counted = "--project FILE or --config-dir DIR, your own, counts them" if sweeps == SWEEPS else "they are elsewhere"
-    return f"The claims of {', '.join(names)} are not on the page claims.md; {counted}." if names else ""
+    """Say which sweeps with claims, whose files are beside their records, are not in `sweeps`; empty if all are."""
+    files = {file.name: file for file in sorted(folder.glob("*/*.yaml")) if file.name != "config.yaml"}
+    others = [file for name, file in files.items() if not (sweeps / name).is_file()]
+    names = [file.stem for file in others if sweep_of(file).get("claims")]
+    remedy = "--project FILE or --config-dir DIR adds" if sweeps == SWEEPS else f"{sweeps} does not have"
+    return f"claims.md lacks the claims of {', '.join(names)}: {remedy} their sweep files." if names else ""
 
 
 def records_pages(folder: Path, own: Path | None = None) -> dict[str, str]:
@@ -218,6 +221,10 @@ def _obstacle(run: Run) -> str | None:
     """Name the first file of the run that cannot be kept, and why; None if all files can be kept."""
     if run.broken:
         return run.broken[0]
+    try:
+        Verifications.read(run.folder.path)
+    except Unreadable as error:
+        return str(error)
     missing = run.has_ended and not (run.folder.path / "metrics.csv").exists()
     return f"{run.folder}/metrics.csv: is missing" if missing else None
 
@@ -227,7 +234,9 @@ def _copy(run: Run, folder: Path) -> None:
     write_atomically(folder / "metrics.csv", read_text(run.folder.path / "metrics.csv", LONGEST_METRICS))
     Result.model_validate(run.result).write(folder)
     if notes := Verifications.read(run.folder.path):
-        notes.write(folder)
+        kept = (Verifications.read(folder) or Verifications()).verifications
+        new = [note for note in notes.verifications if note not in kept]
+        Verifications(verifications=(*kept, *new)).write(folder)
     sweep = run.grid / f"{run.table}.yaml"  # the copy of the sweep's file
     if not (SWEEPS / sweep.name).is_file() and sweep.is_file() and not sweep.is_symlink():
         write_atomically(folder.parents[1] / sweep.name, _text(sweep, LONGEST))

@@ -22,7 +22,7 @@ from deepnets.config.project import commit_of
 from deepnets.config.schema import CodeChoice, Config
 from deepnets.config.trust import chosen_code, execute_from, executed_from
 from deepnets.errors import UserError
-from deepnets.runs.contents import Code
+from deepnets.runs.contents import Code, Unreadable
 from deepnets.runs.folder import BESIDE, RunFolder, run_folders
 from deepnets.system.files import make_own_folder, read_text
 
@@ -154,10 +154,30 @@ def noted_code(folder: RunFolder) -> Code | None:
 
 def rows_of_other_code(runs: Mapping[RunFolder, Code]) -> list[str]:
     """Return the rows of these runs in which older code of the user's has trained other seeds, by name."""
-    rows: dict[Path, Code] = {folder.path.parent: code for folder, code in runs.items()}
-    others = {row: [seed for seed in run_folders(row) if seed not in runs and seed.is_complete] for row in rows}
-    before = {row: [code for seed in seeds if (code := noted_code(seed))] for row, seeds in others.items()}
-    return [row.name for row, code in rows.items() if any(each.hash != code.hash for each in before[row])]
+    rows, these = {folder.path.parent: code for folder, code in runs.items()}, {folder.path for folder in runs}
+    names = []
+    for row, code in rows.items():
+        for seed in run_folders(row):
+            with suppress(Unreadable):  # nobody asked for this seed
+                if seed.path not in these and seed.is_complete and not is_by(seed, code):
+                    names.append(row.name)
+    return list(dict.fromkeys(names))
+
+
+def is_by(folder: RunFolder, code: Code | None) -> bool:
+    """Return whether this version of the user's own code trained a finished run from beginning to end."""
+    result, noted = folder.result, noted_code(folder)
+    versions = list(result.code.values()) if result and result.code else [noted] if noted else []
+    return not any(changed_files(folder, each, code) for each in versions) if code else not versions
+
+
+def copy_code(source: RunFolder, folder: RunFolder) -> None:
+    """Copy the user's own code that is stored beside one run to the rows of another, if it is there."""
+    noted = noted_code(source)
+    stored = source.grid / FOLDER / noted.hash if noted else None
+    if stored and stored.is_dir() and not (folder.grid / FOLDER / stored.name).is_dir():
+        contents = {file.relative_to(stored): _read_in(stored, file).encode() for file in stored.rglob("*.py")}
+        write_copy(folder.grid / FOLDER / stored.name, contents)
 
 
 def trained_before(folders: Sequence[RunFolder], files: str, runs: int) -> str:

@@ -161,11 +161,6 @@ class RunFolder:
         return self.completed is not None
 
     @property
-    def is_frozen(self) -> bool:
-        """Whether the folder has a run's settings."""
-        return (self.path / "config.yaml").is_file()
-
-    @property
     def has_begun(self) -> bool:
         """Whether the run has a checkpoint or a job, so that the code noted in the folder may have trained it."""
         return any(os.path.lexists(self.path / name) for name in (*CHECKPOINTS, Job.FILE))

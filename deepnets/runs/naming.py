@@ -23,18 +23,10 @@ MOST_NAMES = 200  # folders in which a run is looked for: with 8 changes in the 
 def folders_of(rows: list[Row]) -> list[RunFolder]:
     """Return the folder of each row.
 
-    New rows go into the folder in which other rows with the same changes lie already: see `folder_of`.
-
     Raises:
         UserError: two rows would share a folder.
     """
-    places = [_places(row) for row in rows]
-    folders = [_chosen(names, row) for names, row in zip(places, rows, strict=True)]
-    older = {names[0].grid: folder.grid for names, folder in zip(places, folders, strict=True) if names[0] != folder}
-    for number, folder in enumerate(folders):
-        if not folder.is_frozen and folder.grid in older:
-            beside = RunFolder(older[folder.grid] / folder.path.parent.name / folder.path.name)
-            folders[number] = folder if beside.is_frozen else beside
+    folders = [folder_of(row) for row in rows]
     twice = [path for path, count in Counter(folder.path for folder in folders).items() if count > 1]
     if twice:
         raise UserError(
@@ -47,31 +39,12 @@ def folder_of(row: Row) -> RunFolder:
     """Return `runs/<model>,<dataset>,<changes>/seed<seed>`, or `<sweep>+<changes>/<row>/seed<seed>` in a sweep.
 
     With `name=NAME`, NAME replaces `runs` or the sweep's name. A change is a setting whose value differs from that of
-    the named options or the named sweep: `epochs=164` is no change if they set 164 too. If the run, or one with another
-    seed, already lies in a folder named with fewer changes, because its file has been edited since, it lies there too.
+    the named options or the named sweep: `epochs=164` is no change if they set 164 too. If the run already lies in a
+    folder named with fewer changes, because its file has been edited since, it stays there.
 
     Raises:
         UserError: `sweep.axes` is empty, or has a name that is neither a group nor a key.
     """
-    return _chosen(_places(row), row)
-
-
-def _chosen(places: list[RunFolder], row: Row) -> RunFolder:
-    if places[0].is_frozen:
-        return places[0]
-    return next((place for place in places if place.holds(row.config) or _is_beside_seeds(place, row)), places[0])
-
-
-def _is_beside_seeds(place: RunFolder, row: Row) -> bool:
-    """Return whether the free folder lies beside a run that differs from the row in its seed only."""
-    seeds = () if place.is_frozen else sorted(place.path.parent.glob("seed*"))[:1]
-    numbers = [seed.name.removeprefix("seed") for seed in seeds]
-    configs = [replace(row.config, seed=int(number)) for number in numbers if number.isdecimal()]
-    return any(RunFolder(seed).holds(config) for seed, config in zip(seeds, configs, strict=False))
-
-
-def _places(row: Row) -> list[RunFolder]:
-    """Return the folder that is named with all changes, then those named with fewer; raises as `folder_of`."""
     if row.config.sweep:
         axes = row.config.sweep.axes
         if not all(isinstance(axis, str) for axis in axes):
@@ -91,7 +64,10 @@ def _places(row: Row) -> list[RunFolder]:
         name, changes = ",".join([row.choices["model"], data or option]), _changes(row, naming)
         places = [(grid, ",".join([name, *kept])) for kept in _parts(changes)]
     root, seed = Path(row.config.output_root), f"seed{row.config.seed}"
-    return [RunFolder(root / folder_name(grid) / folder_name(name) / seed) for grid, name in places]
+    folder, *others = (RunFolder(root / folder_name(grid) / folder_name(name) / seed) for grid, name in places)
+    if (folder.path / "config.yaml").is_file():
+        return folder
+    return next((other for other in others if other.holds(row.config)), folder)
 
 
 def _changes(row: Row, naming: set[str]) -> list[str]:

@@ -7,6 +7,7 @@ import re
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -26,8 +27,8 @@ from deepnets.training.assembly import model_of
 REMEMBERED = "networks.json"  # in the user's cache
 PASSED = "passed.json"  # beside it: what was tried without an error
 MOST = 2_000  # each file remembers at most this many
-# Up to these sizes the CPU computes an image two to three times faster than the Python code of the meta device.
-LARGEST_WEIGHTS, LARGEST_IMAGE = 2**28, 3 * 64 * 64  # bytes of all weights, numbers of an image
+# The meta device takes a time for each layer, the CPU for each weight, which is less for deep networks of thin layers.
+LARGEST_WEIGHT, LARGEST_IMAGE = 2**18, 3 * 64 * 64  # bytes of a weight on average, numbers of an image
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,8 @@ def size_of(config: Config, dataset: Dataset, code: str | None = None) -> Networ
         return sizes[key]
     is_own, shapes = has_own_classes(config.model), [dataset.shape, *dataset.final_shapes]
     model = meta_network(config, dataset)
-    weights = sum(parameter.nbytes for parameter in model.parameters())
-    if not is_own and weights <= LARGEST_WEIGHTS and max(map(math.prod, shapes)) <= LARGEST_IMAGE:
+    weight = fmean(parameter.nbytes for parameter in model.parameters())
+    if not is_own and weight <= LARGEST_WEIGHT and max(map(math.prod, shapes)) <= LARGEST_IMAGE:
         model.to_empty(device="cpu")
     size = _counted(model, shapes)
     if code or not is_own:

@@ -209,6 +209,20 @@ def test_all_runs_that_cannot_go_on_with_the_code_of_their_beginning_are_named(
     assert capsys.readouterr().out.count("the code that the run began with is missing") == 2
 
 
+def test_seeds_beside_those_of_other_code_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [row(tmp_path, *NET, "+schedule.name=a", f"seed={seed}") for seed in range(3)]
+    launch(rows[:1])
+    launch(rows[1:2])
+    assert "other seeds" not in capsys.readouterr().out
+    folder = folder_of(rows[0])
+    older = {"0": Code(hash="0" * 16, modules={"tests.paced": "1"})}
+    folder.result.model_copy(update={"code": older}).write(folder.path)
+    (folder_of(rows[1]).path / "result.json").write_text('{"status": 3}')  # another seed, which cannot be read
+    assert launch(rows[2:]) == 0
+    told = f"other seeds of {folder.path.parent.name} were trained by other code of yours; rows with seeds of both"
+    assert told in capsys.readouterr().out
+
+
 def test_a_folder_holds_the_runs_of_one_sweep(tmp_path: Path) -> None:
     single, table = row(tmp_path, "name=mine"), row(tmp_path, "name=mine", "sweep=digits_shortcuts")
     folder = folder_of(single)

@@ -49,15 +49,17 @@ def test_finished_runs_of_another_sweep_are_copied(tmp_path: Path, capsys: pytes
 
 
 def test_runs_of_other_code_are_not_copied_and_a_copy_has_its_code(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("PACE", str(tmp_path))
     own = ["schedule=cosine", "schedule._target_=tests.paced.Paced", "+schedule.name=a"]
     with trusting("tests.paced.Paced"):
         singles = [row(tmp_path, *RUN, *own, "model/shortcut=none", f"seed={seed}") for seed in (0, 1)]
         assert launch(singles) == 0
         there = [folder_of(single) for single in singles]
-        older = there[1].origin.model_copy(update={"code": Code(hash="0" * 16, modules={"tests.paced": "1"})})
-        older.write(there[1].path)
+        result = there[1].result  # as if it went on with other code than that of its beginning
+        older = {"0": Code(hash="0" * 16, modules={"tests.paced": "1"}).model_dump(), "1": result.code["0"]}
+        result.model_copy(update={"code": older}).write(there[1].path)
         table = rows(tmp_path, "digits_shortcuts", *own, "reuse=true")
         show_plan(table)
         assert "none: 1 seed finished in" in capsys.readouterr().out

@@ -130,7 +130,7 @@ def test_a_plan_shows_the_arrays_and_options_that_the_command_would_submit(facts
     assert line.startswith("2 tasks, one for each run: --job-name=runs:deepnets --array=0-1 --requeue --signal=B:USR1@")
     assert " --time=20 " in line
     assert line.endswith(" --hold")
-    assert "\nsbatch     nothing to submit: no run is left that is not in the queue\n" in submitted
+    assert "\nsbatch     nothing to submit: the runs are in the queue, run elsewhere or failed before\n" in submitted
 
 
 def test_ctrl_c_after_the_submission_says_that_the_jobs_continue(facts: dict[str, Any]) -> None:

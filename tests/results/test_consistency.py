@@ -370,7 +370,7 @@ def test_a_copy_under_another_name_and_its_original_are_named(
 
 def test_a_setting_of_ones_own_code_may_change_nothing_but_a_seed_must(tmp_path: Path) -> None:
     original = planted(tmp_path, NET) / "seed0"
-    result(code={"0": {"hash": "a" * 16, "modules": {"own": "b" * 16}}})(original)
+    both(config("_target_: deepnets.models.resnet.ResNet", "_target_: own.Net"), fit_identity)(original)
     depth, seed = (shutil.copytree(original, tmp_path / "table" / name) for name in ("depth/seed0", "depth/seed1"))
     both(config("depth: 110", "depth: 56"), fit_identity)(depth)
     assert {run.contradiction for run in read_runs([original, depth])} == {""}

@@ -186,23 +186,36 @@ def test_a_record_names_no_folder_of_the_machine_and_counts_as_finished(tmp_path
     assert "already finished" in again.stdout, again.stderr
 
 
-def test_records_keep_notes_of_verifications_and_name_sweeps_whose_claims_are_not_counted(
+def test_records_keep_notes_of_verifications_and_those_that_they_have(trained: Trained, tmp_path: Path) -> None:
+    runs = shutil.copytree(trained.path, tmp_path / trained.path.name)
+    facts = {"commit": None, "versions": {}, "device": "CPU", "result": "0" * 16, "compared": 1, "is_equal": True}
+    first, second = (Verification(date=date, passed=date == "2026", **facts) for date in ("2026", "2027"))
+    noted = RunFolder(runs / "identity" / "seed0").path
+    Verifications(verifications=(first,)).write(noted)
+    keep([runs], tmp_path / "records")
+    (kept,) = (file.parent for file in (tmp_path / "records").rglob(Verifications.FILE))
+    assert Verifications.read(kept).verifications == (first,)
+    Verifications(verifications=(second,)).write(kept)
+    keep([runs], tmp_path / "records")
+    assert Verifications.read(kept).verifications == (second, first)
+    (noted / Verifications.FILE).write_text("[")
+    assert keep([runs], tmp_path / "records") == 1
+
+
+def test_sweeps_whose_claims_are_not_counted_are_named(
     trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runs = shutil.copytree(trained.path, tmp_path / trained.path.name)
-    note = Verification(
-        date="2026", commit=None, versions={}, device="CPU", result="0" * 16, compared=1, is_equal=True, passed=True
-    )
-    Verifications(verifications=(note,)).write(runs / "identity" / "seed0")
-    keep([runs], tmp_path / "records")
-    (kept,) = (tmp_path / "records").rglob(Verifications.FILE)
-    assert Verifications.read(kept.parent).verifications == (note,)
+    keep([trained.path], tmp_path / "records")
+    (file,) = (tmp_path / "records").glob("*/shortcuts_on_digits.yaml")
     write_records(tmp_path / "records")
-    told = "The claims of shortcuts_on_digits are not on the page claims.md; --project FILE"
+    assert "lacks the claims" not in capsys.readouterr().out
+    file.write_text("sweep: {claims: [{claim: identity is lower than none, place: here}]}\n")
+    write_records(tmp_path / "records")
+    told = "claims.md lacks the claims of shortcuts_on_digits: --project FILE or --config-dir DIR adds"
     assert told in capsys.readouterr().out
     assert told in (tmp_path / "records" / "claims.md").read_text()
-    write_records(tmp_path / "records", next((tmp_path / "records").glob("shortcuts_on_digits*")))
-    assert "are not on the page" not in capsys.readouterr().out
+    write_records(tmp_path / "records", file.parent)
+    assert "lacks the claims" not in capsys.readouterr().out
 
 
 def test_a_record_does_not_replace_that_of_another_run(trained: Trained, tmp_path: Path) -> None:

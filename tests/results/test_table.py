@@ -274,8 +274,16 @@ def test_a_row_with_another_batch_size_or_budget_stands_in_another_column(
     path = shutil.copytree(trained.path, tmp_path / "shortcuts_on_digits")
     for folder in (path / "none").glob("seed*"):
         pretend(folder, before, after)
+    if "epochs" in before:
+        (table,) = tables_of(read_runs([path]))
+        assert len(table.columns) == 1
+        assert "rows differ in epochs" in "".join(table.warnings)  # the file sets none, so they may follow from a row
+        with (path / "shortcuts_on_digits.yaml").open("a") as file:
+            file.write("\nepochs: 3\n")
     (table,) = tables_of(read_runs([path]))
     assert [column.label for column in table.columns] == [text.strip().replace(": ", "=") for text in (before, after)]
+    assert not any(column.is_published_protocol for column in table.columns)
+    assert "rows differ" not in "".join(table.warnings)
     assert [len(table.cells["none", index].errors) for index in (0, 1)] == [0, 3]
 
 

@@ -8,7 +8,6 @@ from deepnets.config.compose import compose
 from deepnets.config.schema import Search
 from deepnets.errors import UserError
 from deepnets.runs.contents import Origin
-from deepnets.runs.folder import RunFolder
 from deepnets.runs.naming import folder_of, folders_of
 from tests.command import row
 
@@ -56,26 +55,6 @@ def test_a_run_stays_in_its_folder_where_the_settings_of_its_file_are_typed(tmp_
     (folder.path / "config.yaml").write_text("model: [")
     (named.path / "config.yaml").unlink()
     assert folder_of(old).path == named.path
-
-
-def test_new_rows_join_the_rows_that_lie_in_the_folder_of_the_file_as_it_was(tmp_path: Path) -> None:
-    """As after an edit of YAML that adds a row, when the old value is typed."""
-    table = ["sweep=digits_shortcuts", "epochs=7"]
-    old, new, other = (row(tmp_path, *table, f"model/shortcut={name}") for name in ("identity", "none", "dropout"))
-    folder = RunFolder(tmp_path / "digits_shortcuts" / "identity" / "seed0")
-    folder.freeze(old.config, Origin())
-    taken = RunFolder(tmp_path / "digits_shortcuts" / "dropout" / "seed0")  # by a run of the file as it is now
-    taken.freeze(row(tmp_path, *table[:1], "model/shortcut=dropout").config, Origin())
-    grids = [folder.grid.name for folder in folders_of([old, new, other])]
-    assert grids == ["digits_shortcuts", "digits_shortcuts", "digits_shortcuts+epochs=7"]
-    assert [folder.grid.name for folder in folders_of([new])] == ["digits_shortcuts+epochs=7"]
-    seeds = [row(tmp_path, *table, "model/shortcut=identity", f"seed={seed}", "optimizer.lr=0.2") for seed in (0, 1)]
-    assert {folder_of(seed).grid.name for seed in seeds} == {"digits_shortcuts+epochs=7+optimizer.lr=0.2"}
-    seed = row(tmp_path, *table, "model/shortcut=identity", "seed=1")
-    assert folder_of(seed).grid == folder.grid
-    named = RunFolder(tmp_path / "digits_shortcuts+epochs=7" / "identity" / "seed5")
-    named.freeze(row(tmp_path, *table, "model/shortcut=identity", "seed=5").config, Origin())
-    assert folder_of(seed).grid == named.grid
 
 
 def test_a_long_name_is_cut_but_stays_its_own(tmp_path: Path) -> None:
