@@ -58,7 +58,7 @@ def test_runs_of_other_code_are_not_copied_and_a_copy_has_its_code(
         assert launch(singles) == 0
         there = [folder_of(single) for single in singles]
         result = there[1].result  # as if it went on with other code than that of its beginning
-        older = {"0": Code(hash="0" * 16, modules={"tests.paced": "1"}).model_dump(), "1": result.code["0"]}
+        older = {"0": Code(hash="0" * 16, modules={"tests.paced": "1"}), "1": result.code["0"]}
         result.model_copy(update={"code": older}).write(there[1].path)
         table = rows(tmp_path, "digits_shortcuts", *own, "reuse=true")
         show_plan(table)
