@@ -58,7 +58,7 @@ def test_data_are_found_where_root_says(tree: Path, tmp_path: Path) -> None:
     folder.freeze(row(tmp_path, *NETWORK, f"dataset.root={tree}", *small).config, Origin())
     run(folder)
     tree.rename(tmp_path / "moved")
-    with pytest.raises(UserError, match="in an analysis by --root DIR"):
+    with pytest.raises(UserError, match="--root DIR in analyses"):
         subject(str(folder.path), root=tmp_path / "nowhere").batches("train")
     x, labels = one_batch(subject(str(folder.path), root=tmp_path / "moved"), 40)
     fresh_x, fresh_labels = one_batch(subject(*NETWORK, "dataset.root=nowhere", root=tmp_path / "moved"), 40)
