@@ -55,7 +55,8 @@ def show_plan(rows: list[Row]) -> int:
     left = {run.folder: row.config for row, run in zip(rows, planned, strict=True) if run.left}
     if left and not any(run.state == ILLEGAL for run in planned):
         try:
-            print_line("\n".join(launcher.describe(left)))
+            for line in launcher.describe(left):
+                print_line(line)
         except UserError as error:  # SLURM does not answer: the plan holds, and the command without it would fail
             print_line(f"launcher   {error}")
     for line in remedies_of(filter(None, [run.error for run in planned]), rows):
