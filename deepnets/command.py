@@ -104,7 +104,14 @@ def some_of(choices: Sequence[str]) -> Callable[[str], list[str]]:
 
 
 class Parser(argparse.ArgumentParser):
-    """Names the nearest of its options if it does not know one."""
+    """Names the nearest of its options if it does not know one, also as the parser of a subcommand."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """Parse the words and refuse unknown ones; argparse calls this for a subcommand, whose options `self` has."""
+        namespace, left = super().parse_known_args(args, namespace)
+        if left:
+            self.error(f"unrecognized arguments: {' '.join(left)}")
+        return namespace, left
 
     def error(self, message: str) -> NoReturn:
         unknown = re.search(r"unrecognized arguments: (--[\w-]+)", message)

@@ -87,7 +87,15 @@ def test_predictions_are_not_written_to_a_folder(tmp_path: Path) -> None:
             predict.main(["run", "image.png", f"--to={place}"])
 
 
-@pytest.mark.parametrize(("words", "near"), [(["report", ".", "--verfy"], "verify"), (["clean", ".", "--yess"], "yes")])
+@pytest.mark.parametrize(
+    ("words", "near"),
+    [
+        (["report", ".", "--verfy"], "verify"),
+        (["clean", ".", "--yess"], "yes"),
+        (["analyze", "lesion", ".", "--ouput"], "output"),
+        (["bench", "rows", "--repaets"], "repeats"),
+    ],
+)
 def test_the_nearest_of_an_unknown_option_is_named(
     words: list[str], near: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,3 +103,8 @@ def test_the_nearest_of_an_unknown_option_is_named(
     with pytest.raises(SystemExit):
         import_module(f"deepnets.commands.{words[0]}").main()
     assert capsys.readouterr().err.endswith(f"unrecognized arguments: {words[-1]}; the nearest: --{near}\n")
+
+
+def test_the_nearest_analysis_is_named() -> None:
+    with pytest.raises(UserError, match=r"analyze lesoin: no such analysis; .*; the nearest: lesion$"):
+        analyze.main(["lesoin"])

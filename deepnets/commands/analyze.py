@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
 
-from deepnets.errors import UserError
+from deepnets.command import Parser
+from deepnets.errors import UserError, nearest
 from deepnets.system.files import check_writable
 
 COMMANDS = "deepnets.analysis.commands"
@@ -37,8 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     chosen = argv[0] if argv and not argv[0].startswith("-") else None
     if chosen and chosen not in ANALYSES:
-        raise UserError(f"analyze {chosen}: no such analysis; choose from {', '.join(ANALYSES)}")
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        listed = f"choose from {', '.join(ANALYSES)}{nearest(chosen, ANALYSES)}"
+        raise UserError(f"analyze {chosen}: no such analysis; {listed}")
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     analyses = parser.add_subparsers(metavar="WHAT", required=True)
     for name in [chosen] if chosen else ANALYSES:
         _add(analyses, name, import_module(ANALYSES[name]))
@@ -49,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _add(analyses: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, analysis: ModuleType) -> None:
+def _add(analyses: "argparse._SubParsersAction[Parser]", name: str, analysis: ModuleType) -> None:
     """Add the parser of an analysis, with its options."""
     summary = (analysis.__doc__ or "").partition("\n")[0]
     parser = analyses.add_parser(name, help=summary, description=summary)

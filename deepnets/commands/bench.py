@@ -18,7 +18,7 @@ from rich.console import Console
 
 from deepnets.bench import analyses, data, ddp, evaluation, memory, overhead, stacked, training
 from deepnets.bench.comparison import Comparison
-from deepnets.command import count
+from deepnets.command import Parser, count
 from deepnets.extra import bench_gpu
 from deepnets.system.files import check_writable
 from deepnets.system.printing import as_text
@@ -59,7 +59,7 @@ BENCHES = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the bench that `argv` (None: the command line) names, and print its ratios. Returns 0."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     benches = parser.add_subparsers(metavar="WHAT", required=True)
     for name, bench in BENCHES.items():
         subparser = benches.add_parser(

@@ -28,15 +28,13 @@ from deepnets.config.trust import choose_code
 from deepnets.errors import UserError
 from deepnets.launch.reuse import reuse, twins_of
 from deepnets.runs.code import (
-    MIXED,
     OtherCode,
+    beside_other_code,
     changed_files,
     code_of,
     code_to_execute,
     execute_copy,
-    listed,
     noted_code,
-    rows_of_other_code,
     store,
     trained_before,
 )
@@ -108,8 +106,8 @@ def launch(rows: list[Row]) -> int:
         to_execute[folder] = row.config
     for files, those in trained_before_change.items():
         print_line(trained_before(those, files, len(rows)))
-    if not trained_before_change and (others := rows_of_other_code(new_code)):
-        print_line(f"other seeds of {listed(others)} were trained by other code of yours; {MIXED}")
+    if not trained_before_change and (told := beside_other_code(new_code)):
+        print_line(told)
     for change, count in other_data.items():
         print_line(f"{_finished(count)} on other images than those {change}; to train in another folder, add {BESIDE}")
     _copy_sweep(rows[0], folders[0])

@@ -18,8 +18,16 @@ from deepnets.launch.cost import Paces
 from deepnets.launch.grid import Launcher, check_tables, launchable, remedies_of, use_chosen_code
 from deepnets.launch.reuse import twins_of
 from deepnets.runs.checkpoint import LAST
-from deepnets.runs.code import changed_files, code_of, code_to_execute, listed, noted_code, trained_before
-from deepnets.runs.contents import Unreadable
+from deepnets.runs.code import (
+    beside_other_code,
+    changed_files,
+    code_of,
+    code_to_execute,
+    listed,
+    noted_code,
+    trained_before,
+)
+from deepnets.runs.contents import Code, Unreadable
 from deepnets.runs.folder import OtherSettings, RunFolder, lines_by_reason
 from deepnets.runs.naming import folders_of
 from deepnets.runs.start import check_start
@@ -33,6 +41,7 @@ from deepnets.training.size import NetworkSize, size_of
 FLOPS_PER_MAC = 2 * 3  # a multiply and an add; the backward pass costs twice the forward pass
 TIMED = "timed"
 ILLEGAL = "cannot start"
+COPIED = "to copy"
 DEVICES = (1, 8, 64)  # the numbers of devices whose time is printed
 
 
@@ -51,6 +60,14 @@ def show_plan(rows: list[Row]) -> int:
         for number, (row, folder) in enumerate(zip(rows, folders, strict=True), start=1):
             status.update(as_text(f"planning {number}/{len(rows)} {folder}"))
             planned.append(_plan(row.config, folder, launcher, paces))
+    twins = twins_of(rows, folders)
+    if first.reuse:
+        planned = [
+            replace(run, state=COPIED, left=0.0, seconds=0.0)
+            if run.folder in twins and not run.folder.has_begun
+            else run
+            for run in planned
+        ]
     _print(first, planned)
     left = {run.folder: row.config for row, run in zip(rows, planned, strict=True) if run.left}
     if left and not any(run.state == ILLEGAL for run in planned):
@@ -66,9 +83,12 @@ def show_plan(rows: list[Row]) -> int:
         deleted = Counter("finished" if folder.is_complete else "unfinished" for folder in begun)
         where = listed([folder.path.parent.name for folder in begun])
         print_line(f"overwrite=true first deletes {deleted.total()} of these runs: {_counted(deleted)}, of {where}")
-    for files in dict.fromkeys(run.changed for run in planned if run.changed):
+    changes = dict.fromkeys(run.changed for run in planned if run.changed)
+    for files in changes:
         print_line(trained_before([run.folder for run in planned if run.changed == files], files, len(rows)))
-    _print_twins(twins_of(rows, folders))
+    if not changes and (told := beside_other_code({run.folder: run.code for run in planned if run.left and run.code})):
+        print_line(told)
+    _print_twins(twins)
     return 1 if any(run.problem for run in planned) else 0
 
 
@@ -132,7 +152,8 @@ class _Planned:
     `seconds` on one device, 0 if nothing is left or the device is not on this machine; `spread` is the relative error
     of that time, None if the time is an estimate. The run uses `devices` devices and `memory` bytes on each, 0 if the
     memory was never measured. `problem` says which data it lacks, or why it cannot start: then it is the summary of
-    `error`. `changed` names the files of the user's code that have changed since the run finished.
+    `error`. A run that is not complete would execute `code` of the user's; `changed` names the files of it that have
+    changed since a run finished.
     """
 
     folder: RunFolder
@@ -146,6 +167,7 @@ class _Planned:
     spread: float | None = None
     problem: str | None = None
     error: UserError | None = None
+    code: Code | None = None
     changed: str = ""
 
 
@@ -172,7 +194,7 @@ def _plan(config: Config, folder: RunFolder, launcher: Launcher, paces: Paces) -
             return _Planned(folder, state, left, size, flops, changed=", ".join(changed))
         missing = dataset.source.found.missing
         if not _is_here(config.device):  # e.g. on a login node, whose CPU says nothing about the device
-            return _Planned(folder, state, left, size, flops, problem=missing)
+            return _Planned(folder, state, left, size, flops, problem=missing, code=code)
         config = with_counted_devices(config)
         pace, is_measured = paces.of(config, dataset, size)
         tested = dataset.source.found.sizes[1]
@@ -180,7 +202,8 @@ def _plan(config: Config, folder: RunFolder, launcher: Launcher, paces: Paces) -
         reading = 0.0 if missing else dataset.reading_seconds  # workers read while the device computes
         seconds = left * (images * max(pace.training, reading) + evaluated * max(pace.evaluation, reading))
         spread = pace.spread if is_measured else None
-        return _Planned(folder, state, left, size, flops, seconds, config.devices, pace.memory, spread, missing)
+        needed = config.devices, pace.memory, spread
+        return _Planned(folder, state, left, size, flops, seconds, *needed, problem=missing, code=code)
     except UserError as error:
         if is_complete and not isinstance(error, OtherSettings) and (folder.path / "config.yaml").is_file():
             return _Planned(folder, state, 0.0, size)

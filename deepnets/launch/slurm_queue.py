@@ -186,11 +186,13 @@ def slurm_answer(*command: str) -> str:
     """Execute a command of SLURM and return its output.
 
     Raises:
-        UserError: the command fails; the message is its error output.
+        UserError: the command fails; the message is its error output, or only what it calls fatal.
     """
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = [line.removeprefix(f"{command[0]}: ") for line in done.stderr.split("\n") if line.strip()]
+        if fatal := [line.removeprefix("fatal: ") for line in lines if line.startswith("fatal: ")]:
+            lines = [*fatal, "does this machine belong to a cluster?"]
         raise UserError(f"SLURM's {command[0]} fails: {'; '.join(lines) or f'exit code {done.returncode}'}")
     return done.stdout
 

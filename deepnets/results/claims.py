@@ -10,6 +10,7 @@ from typing import Any
 
 from deepnets.config.claim import Claim, Measured, Registered, Relation, claims_of, margins_of, registered_on_file
 from deepnets.config.claim_test import DRAWN, Analysed, ClaimTest
+from deepnets.config.project import program
 from deepnets.config.schema import axes_of
 from deepnets.config.sweep import sweep_of, value_at_scale
 from deepnets.results.cell import FAIL_ABOVE, TRIAL, compared_error, final_loss, net_of
@@ -30,7 +31,6 @@ from deepnets.results.table import Table
 from deepnets.runs.folder import RunFolder
 
 DEPTH_KEYS = ("depth", "units")  # in the node `model`
-ANALYZE = "python scripts/analyze.py"
 OTHER_DEPTH = "nets of another depth than the paper's"
 
 AnyFinding = Finding | RegisteredFinding
@@ -218,8 +218,9 @@ def _drawn(row: str, of: Analysed, name: str, place: Path) -> Side:
         seed = noted.get("options", {}).get("seed")
         if number is not None and folder.name == f"seed{seed}":  # a copy under another name does not count
             ended[seed] = (number, name in noted.get("claims", []))
+    command = f"{program('analyze')} {of.analysis}{of.words}"
     waiting = [
-        Waiting(seed, True, f"{ANALYZE} {of.analysis}{of.words} --seed {seed} --output {RunFolder(draws)}/seed{seed}")
+        Waiting(seed, True, f"{command} --seed {seed} --output {RunFolder(draws)}/seed{seed}")
         for seed in range(len(ended) + MOST)
         if seed not in ended
     ]
@@ -250,7 +251,7 @@ def _side(
             Waiting(
                 run.config["seed"],
                 knows and run.folder.has_weights,  # the test does not wait for a run that has no weights to analyse
-                f"{ANALYZE} {of.analysis} {shlex.quote(str(run.folder))}{of.words}",
+                f"{program('analyze')} {of.analysis} {shlex.quote(str(run.folder))}{of.words}",
             )
             for run, number, knows in measured
             if number is None and run.has_ended

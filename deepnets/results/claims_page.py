@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deepnets.config.claim import Claim, Registered, Relation, decidable_of, registered_of
+from deepnets.config.project import program
 from deepnets.config.schema import Row
 from deepnets.config.sweep import SWEEPS, names_at, sweep_of
 from deepnets.results.claims import (
@@ -50,7 +51,7 @@ SHOWN = ("claim", "error", "outcome", "n", "next")
 OWN = "own setting"  # a sweep that repeats no published table
 PAGE_HEAD = f"""# Claims of the papers, tested
 
-Written by `python scripts/report.py {{folder}} --records`. A sweep file states what its paper claims about its rows
+Written by `{{command}}`. A sweep file states what its paper claims about its rows
 (`sweep.claims`). Each line below is a claim, tested on the runs of one protocol. A registered claim is about more than
 the errors of two rows; its file states the quantity and the margin of its one test. Runs in brackets are at a scale
 that keeps the paper's depth, with narrower nets or fewer iterations, or in an {OWN}, whose nets, data or budget
@@ -192,7 +193,8 @@ def claims_page(folder: Path, tables: Sequence[Table], sweeps: Path = SWEEPS) ->
         f"{claimed} claims; of {len(outcomes)} experiments (equal runs under several names are one): "
         f"{counted}. Registered claims without a test: {waiting}."
     )
-    head = [PAGE_HEAD.format(folder=RunFolder(folder)), counts, CLAIM_RULE, REGISTERED_RULE]
+    command = f"{program('report')} {RunFolder(folder)} --records"
+    head = [PAGE_HEAD.format(command=command), counts, CLAIM_RULE, REGISTERED_RULE]
     page = "\n\n".join([*head, *sections]) + "\n"
     # An analysis needs weights. A record has none, so the command names the run that it was copied from, which lies by
     # default in the folder that holds the records' folder.
@@ -354,7 +356,7 @@ def _section(file: Path, claims: Sequence[Claim | Registered], tested: Sequence[
         )
     for (sweep, label), texts in untested.items():
         options = [] if label == FULL else [label]
-        command = " ".join([f"python scripts/train.py sweep={sweep}", *options, f"'seed=range({FEWEST_SEEDS})'"])
+        command = " ".join([f"{program('train')} sweep={sweep}", *options, f"'seed=range({FEWEST_SEEDS})'"])
         if texts:
             parts.append(f"Without runs of both rows (`{command} dataset.root=DIR`): {'; '.join(texts)}.")
     parts += [

@@ -152,8 +152,8 @@ def noted_code(folder: RunFolder) -> Code | None:
     return list(result.code.values())[-1] if result and result.code else None
 
 
-def rows_of_other_code(runs: Mapping[RunFolder, Code]) -> list[str]:
-    """Return the rows of these runs in which older code of the user's has trained other seeds, by name."""
+def beside_other_code(runs: Mapping[RunFolder, Code]) -> str | None:
+    """Return a line if other code of the user's has trained other seeds in the rows of these runs, which it names."""
     rows, these = {folder.path.parent: code for folder, code in runs.items()}, {folder.path for folder in runs}
     names = []
     for row, code in rows.items():
@@ -161,7 +161,7 @@ def rows_of_other_code(runs: Mapping[RunFolder, Code]) -> list[str]:
             with suppress(Unreadable):  # nobody asked for this seed
                 if seed.path not in these and seed.is_complete and not is_by(seed, code):
                     names.append(row.name)
-    return list(dict.fromkeys(names))
+    return f"other seeds of {listed(names)} were trained by other code of yours; {MIXED}" if names else None
 
 
 def is_by(folder: RunFolder, code: Code | None) -> bool:

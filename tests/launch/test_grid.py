@@ -218,8 +218,10 @@ def test_seeds_beside_those_of_other_code_are_told(tmp_path: Path, capsys: pytes
     older = {"0": Code(hash="0" * 16, modules={"tests.paced": "1"})}
     folder.result.model_copy(update={"code": older}).write(folder.path)
     (folder_of(rows[1]).path / "result.json").write_text('{"status": 3}')  # another seed, which cannot be read
-    assert launch(rows[2:]) == 0
+    assert show_plan(rows[2:]) == 0
     told = f"other seeds of {folder.path.parent.name} were trained by other code of yours; rows with seeds of both"
+    assert told in capsys.readouterr().out
+    assert launch(rows[2:]) == 0
     assert told in capsys.readouterr().out
 
 
