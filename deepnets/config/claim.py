@@ -15,6 +15,7 @@ from deepnets.config.claim_test import DRAWN, ClaimTest, are_names, is_number, r
 from deepnets.config.project import CONF
 from deepnets.config.sweep import SWEEPS, names_at, sweep_of
 from deepnets.errors import UserError, nearest
+from deepnets.system.printing import print_error
 
 EXAMPLE = "{claim: identity is lower than none, error: test, place: Table 1}"
 REGISTERED_EXAMPLE = (
@@ -132,26 +133,30 @@ def margins_of(sweep: Any) -> dict[str, float]:
     return dict(written)
 
 
-@cache
 def registered_on_file(folder: Path) -> tuple[tuple[str, Registered], ...]:
     """Return the registered claims that have a test, from all sweep files in a folder, each with its sweep's name."""
-    files = sorted(folder.glob("*.yaml"))
-    return tuple((file.stem, claim) for file in files for claim in registered_of(sweep_of(file)) if claim.test)
+    claims = _on_file(folder)
+    return tuple((sweep, claim) for sweep, claim in claims if isinstance(claim, Registered) and claim.test)
+
+
+def claims_on_file(folder: Path) -> tuple[str, ...]:
+    """Return every claim of all sweep files in a folder, as SWEEP/HASH."""
+    return tuple(f"{sweep}/{claim.hash}" for sweep, claim in _on_file(folder))
 
 
 @cache
-def claims_on_file(folder: Path) -> tuple[str, ...]:
-    """Return every claim of all sweep files in a folder, as SWEEP/HASH; the files are read once, as this takes 50 ms.
+def _on_file(folder: Path) -> tuple[tuple[str, Claim | Registered], ...]:
+    """Read the claims of all sweep files in a folder, once, as this takes 50 ms; a file in error is named and skipped.
 
-    Raises:
-        UserError: as `claims_of`.
+    A run then does not note the claims of this file, and so counts for none of them.
     """
-    claims = []
+    claims: list[tuple[str, Claim | Registered]] = []
     for file in sorted(folder.glob("*.yaml")):
         try:
-            claims += [f"{file.stem}/{claim.hash}" for claim in _claims(sweep_of(file))]
+            claims += [(file.stem, claim) for claim in _claims(sweep_of(file))]
         except UserError as error:
-            raise UserError(str(error) if str(file) in str(error) else f"{file}: {error}") from error
+            said = str(error).removeprefix(f"{file}: ")
+            print_error(f"{file}: {said}; the claims of this file are left out")
     return tuple(claims)
 
 

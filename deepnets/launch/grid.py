@@ -88,7 +88,7 @@ def launch(rows: list[Row]) -> int:
         try:
             code = code_of(row.config)
             if row.config.overwrite or not folder.is_complete:
-                folder.freeze(row.config, _origin(row, folder, code))
+                folder.freeze(row.config, _origin(row, code))
                 if code:
                     store(folder, row.config, code)
                     new_code[folder] = code
@@ -344,14 +344,14 @@ def _copy_sweep(row: Row, folder: RunFolder) -> None:
         write_atomically(folder.path.parents[1] / file.name, file.read_bytes())
 
 
-def _origin(row: Row, folder: RunFolder, code: Code | None) -> Origin:
+def _origin(row: Row, code: Code | None) -> Origin:
     """Describe the command that freezes the run, the versions of the code, and the claims known by now."""
     origin = Origin(
         command=_typed_command(),
         overrides=list(row.overrides),
         choices=row.choices,
         commit=git_commit(),
-        claims=_claims_known(row, folder),
+        claims=_claims_known(row),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     return origin.model_copy(update={"code": code}) if code else origin
@@ -364,29 +364,30 @@ def _typed_command() -> str:
     return shlex.join([*verb, *words])
 
 
-def _claims_known(row: Row, folder: RunFolder) -> list[str]:
+def _claims_known(row: Row) -> list[str]:
     """Return the claims, as SWEEP/HASH, that were in a sweep file before anybody could see this run's result.
 
-    The result counts for these claims only; a pilot's counts for none. If a run of the same identity has a result
-    already, on record or in the folder to overwrite, this run will have the same result, so it gets only claims that
-    the earlier run has too.
+    The result counts for these claims only; a pilot's counts for none. If a run of the same identity has ended already,
+    under `output_root` or among the outputs and records here, this run will have the same result, so it gets only
+    claims that the earlier run has too.
     """
     if PILOT in row.overrides:
         return []
     folders = [SWEEPS, *(Path(place.removeprefix("file://")) / "sweep" for place in row.search.places)]
-    seen = _known_on_record(home() / "outputs" / "records").get(identity_hash(row.config), [])
-    seen = [*seen, *([earlier.claims] if (earlier := folder.completed) else [])]
+    roots = {Path(row.config.output_root).resolve(), (home() / "outputs").resolve()}
+    seen = [claims for root in roots for claims in _noted_below(root).get(identity_hash(row.config), [])]
     on_file = [claim for sweeps in folders for claim in claims_on_file(sweeps)]
     # Older runs noted bare hashes, without the sweep.
     return [claim for claim in on_file if all({claim, claim.rpartition("/")[2]} & {*claims} for claims in seen)]
 
 
 @cache
-def _known_on_record(records: Path) -> dict[str, list[list[str]]]:
-    """Return the list of claims of each run on record, by the runs' identity. Reading 400 records takes 0.05 s."""
+def _noted_below(root: Path) -> dict[str, list[list[str]]]:
+    """Return the list of claims of each run or record in a folder of outputs, by identity; 400 records take 0.05 s."""
     claims: dict[str, list[list[str]]] = {}
-    for folder in run_folders(records):
+    runs = [RunFolder(file.parent) for file in root.glob("*/*/*/config.yaml")]  # the root may hold much else
+    for folder in [*runs, *run_folders(root / "records")]:
         with suppress(Unreadable):  # reports name a folder that cannot be read
-            if result := folder.result:
+            if result := folder.completed:
                 claims.setdefault(result.identity or "", []).append(result.claims)
     return claims

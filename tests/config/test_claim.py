@@ -168,10 +168,19 @@ def test_a_test_needs_a_quantity_that_says_where_it_must_lie() -> None:
         registered_of({"claims": [node]})
 
 
-def test_a_claim_that_cannot_be_read_is_refused_with_its_file(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("sweep: {claims: [{claim: a beats b, place: here}]}")
-    with pytest.raises(UserError, match=r"mine\.yaml: sweep\.claims"):
-        claims_on_file(tmp_path)
+def test_a_file_whose_claims_cannot_be_read_is_named_and_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine, broken, other = (tmp_path / name for name in ("mine.yaml", "broken.yaml", "other.yaml"))
+    mine.write_text("sweep: {claims: [{claim: a beats b, place: here}]}")
+    broken.write_text("sweep: [")
+    other.write_text("sweep: {claims: [{claim: a is lower than b, place: here}]}")
+    assert [claim.partition("/")[0] for claim in claims_on_file(tmp_path)] == ["other"]
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(": ")[0] for line in said] == [str(broken), str(mine)]
+    assert all(line.endswith("; the claims of this file are left out") for line in said)
+    with pytest.raises(UserError, match=r"sweep\.claims: .*a beats b"):
+        check_claims(mine)
 
 
 @pytest.mark.parametrize(

@@ -100,11 +100,11 @@ def test_a_run_notes_the_claims_of_all_sweep_files(tmp_path: Path) -> None:
 def test_a_repeated_seed_knows_only_the_claims_that_it_knew_the_first_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It brings bits that were seen before, whether they lie among the records or in the folder that is overwritten."""
+    """It brings bits that were seen before: among the records, in the folder to overwrite, or in another folder."""
     monkeypatch.setattr(grid, "home", lambda: tmp_path)
 
     def launched(root: Path, *overrides: str) -> RunFolder:
-        grid._known_on_record.cache_clear()
+        grid._noted_below.cache_clear()
         rows = [row(root, *NET, "precision=fp32", "epochs=1", *overrides)]
         assert launch(rows) == 0
         return folder_of(rows[0])
@@ -118,3 +118,8 @@ def test_a_repeated_seed_knows_only_the_claims_that_it_knew_the_first_time(
     alone = launched(tmp_path / "alone", "seed=8")
     alone.result.model_copy(update={"claims": kept[1:]}).write(alone.path)
     assert launched(tmp_path / "alone", "seed=8", "overwrite=true").result.claims == kept[1:]
+    assert launched(tmp_path / "alone", "seed=8", "name=beside").result.claims == kept[1:]
+    assert len(launched(tmp_path / "outputs", "seed=9").result.claims) > 100
+    here = launched(tmp_path / "outputs", "seed=9", "name=here")
+    here.result.model_copy(update={"claims": kept[:1]}).write(here.path)
+    assert launched(tmp_path / "elsewhere", "seed=9").result.claims == kept[:1]
