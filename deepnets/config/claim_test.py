@@ -172,8 +172,9 @@ def _region(quantity: str, margin: float, wrong: str) -> tuple[float, float]:
     """Read the lower and upper bound of a quantity from its text."""
     if not (region := REGION.search(" ".join(quantity.split()))):
         raise UserError(
-            f"{wrong}; the quantity does not say that it must lie above the margin, below it, above or below minus the "
-            "margin, or within plus and minus the margin"
+            f"{wrong.partition(': test:')[0]}: the quantity {quantity!r} must say where it must lie, in these words: "
+            '"must lie above the margin", "must lie below the margin", either with "minus the margin", or "must lie '
+            'within plus and minus the margin"'
         )
     bound = -margin if region[2] else margin
     return {"above": (bound, math.inf), "below": (-math.inf, bound)}.get(region[1], (-margin, margin))

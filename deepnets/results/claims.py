@@ -140,12 +140,19 @@ def arithmetics_of(column: Column) -> set[str]:
 
 
 def _fails_here(column: Column, row: str) -> float:
-    """Return the error in percent above which a row fails in this column: the plain net's mean minus `FAIL_MARGIN`.
+    """Return the error in percent above which a row fails here: the mean of its plain net minus `FAIL_MARGIN`.
 
-    If no other row of the column is a plain net that has ended, the error of guessing takes the place of the mean.
+    Its plain net are the plain nets of the column that have its depth. If there is none, or if the row is plain itself,
+    the error of guessing takes the place of the mean.
     """
-    plain = [run.error for run in column.runs if run.row != row and run.error is not None and is_plain(run)]
-    return (fmean(min(error, WORST_ERROR) for error in plain) if plain else CHANCE) - FAIL_MARGIN
+    own = [run for run in column.rows.get(row, []) if run.config]
+    alike = [run for run in column.runs if own and run.config and _depth(run) == _depth(own[0]) and is_plain(run)]
+    errors = [min(run.error, WORST_ERROR) for run in alike if run.error is not None]
+    return (fmean(errors) if errors and not is_plain(own[0]) else CHANCE) - FAIL_MARGIN
+
+
+def _depth(run: Run) -> list[Any]:
+    return [run.settings.get(f"model.{key}") for key in DEPTH_KEYS]
 
 
 def _learns(table: Table, index: int, bound: float) -> bool:

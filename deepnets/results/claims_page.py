@@ -262,10 +262,11 @@ def _without_analysis(commands: Sequence[str]) -> str:
 
 
 def _what(finding: AnyFinding) -> str:
-    """Return the claim's text for its line, without the error, which has a column of its own."""
+    """Return the claim's text for its line, with a fail's bound, without the error, which has a column of its own."""
     if isinstance(finding, RegisteredFinding):
         return finding.text
-    return f"{finding.first.row} {finding.claim.relation} {finding.other}"
+    bound = f" (above {finding.fail_above:.3g}%)" * (finding.claim.relation is Relation.fails)
+    return f"{finding.first.row} {finding.claim.relation} {finding.other}{bound}"
 
 
 def _text_of(claim: Claim | Registered) -> str:

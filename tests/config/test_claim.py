@@ -164,7 +164,7 @@ def test_a_test_that_cannot_be_computed_is_refused(test: object, said: str) -> N
 
 def test_a_test_needs_a_quantity_that_says_where_it_must_lie() -> None:
     node = REGISTERED | {"place": "1", "quantity": "gain in nats", "test": {"each": ["a minus b"]}}
-    with pytest.raises(UserError, match="does not say that it must lie above the margin"):
+    with pytest.raises(UserError, match="the quantity 'gain in nats' must say where it must lie, in"):
         registered_of({"claims": [node]})
 
 

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -15,9 +16,9 @@ from deepnets.config.project import CONF
 from deepnets.errors import UserError
 from deepnets.launch.grid import launch
 from deepnets.results.cell import MIXED_CODE
-from deepnets.results.claims import OTHER_DEPTH, findings_of, pairs_of
+from deepnets.results.claims import OTHER_DEPTH, _fails_here, findings_of, pairs_of
 from deepnets.results.claims_page import _experiment, claim_sheets, claims_page, show_seeds
-from deepnets.results.columns import warnings_of
+from deepnets.results.columns import Column, frame_of, warnings_of
 from deepnets.results.figures.points import looks_of_claims
 from deepnets.results.finding import LOOKS, Finding, Outcome, Side
 from deepnets.results.page import percent
@@ -390,6 +391,15 @@ def test_where_no_paper_prints_fails_a_row_fails_near_guessing() -> None:
     assert (without.fail_above, without.outcome) == (80.0, Outcome.supported)
 
 
+def test_a_row_fails_by_the_plain_net_of_its_own_depth() -> None:
+    records = [ROOT / "outputs" / "records" / f"he2015_{name}+scale=deep" for name in ("fig6", "table6")]
+    column = Column("all", False, frame_of(read_runs(records)))
+    for depth in (20, 56):
+        errors = [run.error for run in column.rows[f"plain{depth}"]]
+        assert _fails_here(column, f"resnet{depth}") == pytest.approx(fmean(errors) - 10)
+    assert _fails_here(column, "plain56") == _fails_here(column, "none of them") == 80
+
+
 def test_a_claim_about_an_axis_is_about_each_pair_of_rows() -> None:
     claim = Claim("full", Relation.below, "original", Measured.test, "Table 2")
     rows = ("basic,original", "basic,full", "bottleneck,original", "bottleneck,full", "wide,full")
@@ -429,7 +439,7 @@ def test_the_page_says_how_and_where_runs_were_trained() -> None:
     names = ("ordering_warmup_transformer", "he2015_fig6+scale=mini", "he2016_table1+scale=deep")
     names += ("he2016_table1+precision=bf16+scale=deep",)
     page = claims_page(Path(), [table for name in names for table in tables_of(read_runs([records / name]))])
-    assert "| (own setting) | post_norm,0 fails against pre_norm,0 | supported |" in page
+    assert "| (own setting) | post_norm,0 fails against pre_norm,0 (above 80%) | supported |" in page
     assert "About rows that scale=mini leaves out: plain110 fails against plain20." in page
     assert "| (scale=deep precision=fp32) | identity is lower than none | supported |" in page
 
