@@ -1,8 +1,12 @@
-"""Small networks as if trained for a while: fresh ones whose batch statistics and affine maps are not neutral."""
+"""Small networks as if trained for a while: fresh ones whose batch statistics and affine maps are not neutral.
+
+And a unit as a network of the user's own may have it.
+"""
 
 import torch
 from torch import Tensor, nn
 
+from deepnets.models.unit import Unit
 from deepnets.run import build_model
 
 
@@ -25,3 +29,16 @@ def small_batch(images: int = 12, shape: tuple[int, int, int] = (1, 8, 8)) -> tu
     generator = torch.Generator().manual_seed(2)
     x = torch.randn(images, *shape, generator=generator, dtype=torch.float64)
     return x, torch.randint(10, (images,), generator=generator)
+
+
+class Sum(nn.Module):
+    """A shortcut of a user's own: y = x + r."""
+
+    def forward(self, x: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+        return x + r
+
+
+def own_unit() -> Unit:
+    """Make a unit of 4 channels as a user's own network has it."""
+    branch = nn.Sequential(nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1))
+    return Unit(before=nn.Identity(), branch=branch, shortcut=Sum(), after=nn.Identity(), channels=4)

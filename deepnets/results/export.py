@@ -1,5 +1,6 @@
 """Writes results for other programs: pandas, CSV, Markdown, LaTeX."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pandas as pd
 
 from deepnets.config.project import read_project
 from deepnets.results.claims import findings_of
-from deepnets.results.columns import frame_of
+from deepnets.results.columns import columns_of, frame_of, mixes_code
 from deepnets.results.page import latex_table, markdown_table, markdown_text
 from deepnets.results.read import Run, read_runs
 from deepnets.results.table import Table, result_sheets, tables_of
@@ -17,7 +18,7 @@ NAMES = ["sweep", "row", "seed", "folder"]
 CLAIM = ["sweep", "claim", "place", "first", "second", "seeds", "outcome", "difference"]
 CLAIM += ["low", "high", "p_holm", "seen_before"]
 ENTRIES = (
-    *("test_error", "last_test_error", "best_test_error", "train_error", "validation_error", "epochs", "iterations"),
+    *("test_error", "last_test_error", "best_test_error", "train_error", "validation_error"),
     *("seconds", "images_per_second", "parameters", "device", "precision", "threads", "commit"),
 )
 
@@ -25,6 +26,8 @@ ENTRIES = (
 class Results(pd.DataFrame):
     """A row per run: sweep, row, seed, status, errors (percent), time, device, commit and folder; then every setting.
 
+    `column` is the run's column in the report, which averages no runs of several columns; `code` are the versions of
+    your own code that trained it. `epochs` is a setting, and `trained_epochs` says how many the run has trained.
     The column of an option has its group's name (`model/shortcut`), if the run noted it; the column of a value has its
     dotted key (`model.depth`). A selection such as `results[results.seed == 0]` has the curves and claims of its runs.
     """
@@ -73,14 +76,20 @@ class Results(pd.DataFrame):
 def load_results(*folders: str | Path, project: str | Path | None = None) -> Results:
     """Read the runs, or records, in and below these folders, as in `load_results("outputs/he2016_table1")`.
 
-    `project` is the file of your own project, whose sweeps' published numbers and claims are read.
+    `project` is the file of your own project, whose sweeps' published numbers and claims are read. A warning names the
+    rows whose seeds were trained by different versions of your own code.
 
     Raises:
         UserError: a folder is missing, or has no run in it.
     """
     runs = {str(run.folder): run for run in read_runs([Path(folder) for folder in folders])}
-    lines = frame_of(list(runs.values()))[[*NAMES, "status", "reason"]].to_dict("records")
-    details = [_entries(run) | run.options | run.settings for run in runs.values()]
+    frame = frame_of(list(runs.values()))
+    columns = [column for _, members in frame.groupby("table", sort=False) for column in columns_of(members)]
+    labels = {run.folder: column.label for column in columns for run in column.runs}
+    for row in [row for column in columns for row, members in column.rows.items() if mixes_code(members)]:
+        warnings.warn(f"{row}: different versions of your own code trained it: see `code`", stacklevel=2)
+    details = [{"column": labels[run.folder]} | _entries(run) | run.options | run.settings for run in runs.values()]
+    lines = frame[[*NAMES, "status", "reason"]].to_dict("records")
     results = Results([names | of_run for names, of_run in zip(lines, details, strict=True)])
     options = read_project(project).options if project else None
     results._runs, results._own_sweeps = runs, options and options / "sweep"
@@ -135,7 +144,8 @@ def to_latex(tables: Sequence[Table]) -> str:
 
 
 def _entries(run: Run) -> dict[str, Any]:
-    return {name: run.result.get(name) for name in ENTRIES}
+    trained = {f"trained_{name}": run.result.get(name) for name in ("epochs", "iterations")}
+    return {name: run.result.get(name) for name in ENTRIES} | trained | {"code": run.code}
 
 
 def _notes(tables: Sequence[Table], form: str) -> str:

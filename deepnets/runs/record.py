@@ -267,12 +267,12 @@ def describe_result(result: Result) -> str:
     name, value = "test error", result.test_error
     if value is None:  # it diverged
         name, value = "last test error", result.last_test_error
-    error = "no epoch completed" if value is None else f"{name} {value:.2f}%"
+    error = "" if value is None else f" {name} {value:.2f}%"  # None: no epoch was completed
     if result.selected_epoch and result.selection == "best_validation":
         error += f" at epoch {result.selected_epoch}, which has the lowest validation error,"
     pace = f"{result.images_per_second:,.0f} images/s" if result.images_per_second else "no epoch timed"
-    epochs = f"{result.epochs} epoch{'s' * (result.epochs != 1)}"
-    return f"{result.status}: {error} after {epochs} in {duration(result.seconds or 0)} ({pace})"
+    epochs = f"after {result.epochs} epoch{'s' * (result.epochs != 1)}" if error else f"in epoch {result.epochs}"
+    return f"{result.status}:{error} {epochs} in {duration(result.seconds or 0)} ({pace})"
 
 
 def duration(seconds: float) -> str:

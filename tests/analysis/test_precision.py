@@ -2,18 +2,20 @@
 
 import csv
 import json
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
 
-from deepnets.analysis.commands.precision import agreement, parameter_gradients, perturbed
+from deepnets.analysis.commands.precision import _measured, agreement, parameter_gradients, perturbed
 from deepnets.analysis.walk import walk_of, with_batch_statistics
 from deepnets.errors import UserError
 from tests.analyzing import analyze
-from tests.networks import small_batch, small_network
+from tests.networks import own_unit, small_batch, small_network
 
 F32, BF16 = torch.float32, torch.bfloat16
 
@@ -45,6 +47,20 @@ def test_gradients_are_compared_by_unit_and_in_whole() -> None:
     squares = [(g**2).sum().item() for g in reference]
     share = sum(s for s, p in zip(squares, model.parameters(), strict=True) if id(p) in third) / sum(squares)
     assert other.cosine == pytest.approx(1 - 2 * share, rel=1e-4)
+
+
+class InParts(nn.Sequential):
+    """A network of one's own, which has no stem."""
+
+    @property
+    def parts(self) -> list[nn.Module]:
+        return list(self)
+
+
+def test_a_net_without_a_stem_has_no_float32_stream() -> None:
+    model, x = InParts(own_unit(), nn.Flatten(), nn.Linear(64, 3)), torch.randn(4, 4, 4, 4)
+    measured = _measured(model, x, torch.arange(4) % 3, Namespace(perturbation=0.01, seed=0))
+    assert list(measured) == ["bfloat16", "float32, input changed by 0.01"]
 
 
 @pytest.mark.parametrize("is_float32", [False, True])

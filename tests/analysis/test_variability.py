@@ -9,7 +9,8 @@ import pytest
 
 from deepnets.analysis.commands.variability import variability_of
 from deepnets.errors import UserError
-from deepnets.runs.contents import Origin
+from deepnets.results.export import load_results
+from deepnets.runs.contents import Code, Origin
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
 from tests.analyzing import analyze
@@ -54,3 +55,17 @@ def test_the_command_compares_runs_that_differ_in_their_seed(
     assert {file.suffix for file in (tmp_path / "results").glob("variability_runs.*")} == {".csv", ".png", ".svg"}
     with pytest.raises(UserError, match="1 of these runs store which images"):
         analyze("variability", tmp_path / "net" / "seed0", "--output", tmp_path / "one")
+    result = folder.result
+    result.model_copy(update={"code": {"0": Code(hash="0" * 16, modules={"mine": "1"})}}).write(folder.path)
+    with pytest.raises(UserError, match=r"several nets \(different versions of your own code"):
+        analyze("variability", tmp_path / "net")
+    with pytest.warns(UserWarning, match="net: different versions of your own code trained it"):
+        results = load_results(tmp_path / "net")
+    assert set(results["code"]) == {"", "0" * 16}
+    assert set(results["column"]) == {"full"}
+    other = RunFolder(tmp_path / "net" / "seed1 by another rate")
+    other.freeze(row(tmp_path, *small, "optimizer.lr=0.2").config, Origin())
+    run(other)
+    result.write(folder.path)
+    with pytest.raises(UserError, match=r"several nets \(different settings"):
+        analyze("variability", tmp_path / "net")

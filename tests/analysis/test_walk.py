@@ -10,9 +10,8 @@ from deepnets.analysis.lesion import intact, scores, with_deleted
 from deepnets.analysis.paths import norms_by_length
 from deepnets.analysis.walk import Walk, check_parts, recalibrate_batchnorm, walk_of, with_batch_statistics
 from deepnets.errors import UserError
-from deepnets.models.unit import Unit
 from deepnets.run import build_model
-from tests.networks import small_batch, small_network
+from tests.networks import own_unit, small_batch, small_network
 
 NETS = {
     "pre_norm": ["model=vit_digits"],
@@ -100,16 +99,6 @@ def test_a_settled_net_evaluates_images_as_training_mode_does(images: str) -> No
         layer.train()
     torch.testing.assert_close(settled, model(x), rtol=1e-2, atol=1e-2)  # running variances are the unbiased ones
     assert (unsettled - settled).abs().max() > 0.1
-
-
-class Sum(nn.Module):
-    def forward(self, x: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
-        return x + r
-
-
-def own_unit() -> Unit:
-    branch = nn.Sequential(nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1))
-    return Unit(before=nn.Identity(), branch=branch, shortcut=Sum(), after=nn.Identity(), channels=4)
 
 
 class Own(nn.Module):

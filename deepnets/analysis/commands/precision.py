@@ -91,9 +91,10 @@ def _measured(model: nn.Module, x: Tensor, labels: Tensor, arguments: argparse.N
     generator = torch.Generator().manual_seed(arguments.seed)
     changed = perturbed(x, arguments.perturbation, generator)
     reference = parameter_gradients(model, x, labels, torch.float32)
-    gradients = {
-        BF16: parameter_gradients(model, x, labels, torch.bfloat16),
-        STREAM: parameter_gradients(model, x, labels, torch.bfloat16, float32_stream=True),
+    gradients = {BF16: parameter_gradients(model, x, labels, torch.bfloat16)}
+    if hasattr(model, "stem"):  # a network of the user's own may have none
+        gradients[STREAM] = parameter_gradients(model, x, labels, torch.bfloat16, float32_stream=True)
+    gradients |= {
         f"float32, input changed by {arguments.perturbation:g}": parameter_gradients(
             model, changed, labels, torch.float32
         ),

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from deepnets.analysis.commands.output import whole_numbers
 from deepnets.analysis.walk import check_parts, recalibrate_batchnorm
-from deepnets.command import add_weights_options, filled
+from deepnets.command import add_trust_option, add_weights_options, filled
 from deepnets.config.compose import compose
 from deepnets.config.project import CONF
 from deepnets.config.schema import Config
@@ -91,6 +91,7 @@ def add_subject(parser: argparse.ArgumentParser, optional: bool = False) -> None
 def add_folders(parser: argparse.ArgumentParser) -> None:
     """Add the options of an analysis that reads run results; it needs no device, since no network is evaluated."""
     parser.add_argument("subject", nargs="+", type=Path, metavar="FOLDER", help="run folders, or folders of them")
+    add_trust_option(parser)
     parser.add_argument("--output", type=Path, help="folder for the results (default: analysis/ in the first folder)")
 
 

@@ -14,6 +14,7 @@ from deepnets.analysis.commands.output import Output
 from deepnets.analysis.commands.subject import add_folders
 from deepnets.errors import UserError
 from deepnets.monitor.style import COLOURS, GREY, new_figure, show_array
+from deepnets.results.columns import mixes_code
 from deepnets.results.read import Run, read_runs
 
 add_options = add_folders
@@ -84,6 +85,9 @@ def _images(runs: list[Run]) -> np.ndarray:
     if len({run.folder.path.parent for run in runs}) > 1:
         rows = ", ".join(sorted({run.row for run in runs}))
         raise UserError(f"these are runs of several nets ({rows}): name the runs of one")
+    if len({run.experiment for run in runs}) > 1 or mixes_code(runs):
+        what = "versions of your own code" if mixes_code(runs) else "settings"
+        raise UserError(f"these are runs of several nets (different {what}, see result.json): name the runs of one")
     if any(run.result["data"] != runs[0].result["data"] for run in runs):
         raise UserError("these runs were tested on different data, so their images cannot be compared")
     return np.array([run.test_wrong for run in runs])
