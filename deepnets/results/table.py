@@ -25,6 +25,8 @@ from deepnets.results.statistics import (
     compare_rows,
     rank_agreement,
 )
+from deepnets.runs.contents import Result
+from deepnets.runs.folder import RunFolder
 
 FAILS = (
     "fail, as He et al. 2016 define it: a non-finite median, or one above 20% under the full protocol; it agrees with "
@@ -92,6 +94,10 @@ class Table:
         more = f" and {len(removed) - 1} more" if len(removed) > 1 else ""
         fate = "its runs are shown until you delete them"
         lines = [f"the sweep's file does not have the row {row}{more}; {fate}" for row in removed[:1]]
+        grids = dict.fromkeys(run.grid for column in self.columns for run in column.runs)
+        results = [file.parent for grid in grids for file in sorted(grid.glob(f"*/*/{Result.FILE}"))]
+        lost = [place for place in results if not (place / "config.yaml").exists()]
+        lines += [f"{RunFolder(place)}: has a result but no config.yaml, and is left out" for place in lost]
         return [*(f"cannot be read: {problem}" for problem in self.published.problems), *lines, *of_columns]
 
     @cached_property

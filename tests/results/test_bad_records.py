@@ -106,6 +106,16 @@ def test_a_bad_record_is_named_and_the_rest_reported(
     assert list(results.status[["good", "bad"]]) == ["finished", "failed"]
 
 
+def test_a_result_without_a_configuration_is_named(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = tmp_path / "records"
+    shutil.copytree(finished, records)
+    (records / "table" / "bad" / "seed0" / "config.yaml").unlink()
+    told = "bad/seed0: has a result but no config.yaml, and is left out"
+    assert told in outputs(records, capsys)["report"]
+
+
 @pytest.mark.parametrize("value", PUBLISHED)
 def test_a_bad_published_number_is_named_and_the_others_compared(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], value: str
