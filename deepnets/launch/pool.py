@@ -34,8 +34,10 @@ from deepnets.training.step import check_device
 
 LAST_BYTES = 100_000  # read from the end of the output, to find its last line
 POLL_SECONDS = 0.1
-# Modules that take seconds to import. A run imports them where it needs them, and so did the checks of this command.
-HEAVY = ("torch._dynamo", "sklearn.datasets", "sklearn.model_selection")
+# Modules that take seconds to import. Every optimiser of torch imports the first; a run imports the others where it
+# needs them, and so did the checks of this command.
+COMPILER = "torch._dynamo"
+HEAVY = ("sklearn.datasets", "sklearn.model_selection")
 
 
 @dataclass(frozen=True)
@@ -199,7 +201,7 @@ class _Scheduler:
     def server(self) -> ForkServer:
         """The server that forks the runs; the first run starts it, and it ends with the context `held`."""
         environment = {**os.environ, **self.slots.environment([None])}
-        modules = [name for name in HEAVY if name in sys.modules]
+        modules = [COMPILER, *(name for name in HEAVY if name in sys.modules)]
         return self.held.enter_context(ForkServer(COMMAND, environment, modules))
 
     def step(self) -> None:

@@ -72,7 +72,8 @@ def set_arithmetic(*, deterministic: bool = False) -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS needs it, and reads it when it starts
-    torch.use_deterministic_algorithms(deterministic)
+    if deterministic != torch.are_deterministic_algorithms_enabled():  # it imports torch's compiler
+        torch.use_deterministic_algorithms(deterministic)
 
 
 def with_counted_devices(config: Config) -> Config:
