@@ -126,6 +126,11 @@ def _why_unreadable(override: str, reason: str) -> str:
         return "ends in a comma; leave out the space behind it, or put the word in quotes"
     if value.startswith(("/", ".", "~")):  # a path; these characters mean something to Hydra
         return f"""put its value in quotes: {shlex.quote(f'{key}="{value}"')}"""
+    if any(value.count(left) != value.count(right) for left, right in ("()", "[]", "{}")):
+        return "a bracket is not closed, or not opened"
+    if value.startswith("glob(") and "[" in value:
+        example = """'model/shortcut=glob("*_b[0-5]")'"""
+        return f"put a pattern that has brackets in quotes, as in {example}"
     lines = reason.splitlines()
     return lines[lines[0].startswith("Error parsing override")]
 

@@ -60,7 +60,12 @@ from deepnets.hydra_errors import explain
         ("~foo", "~foo: no such key"),
         ("seed=1,2", "seed=1,2: add -m to train a run with each value"),
         ("model.widths=4,8", "model.widths=4,8: add -m to train a run with each value, or [ ] around a list"),
-        ("model.depth=[1", "model.depth=[1: cannot be read: no viable alternative at input '[1'"),
+        ("model.depth=[1", "model.depth=[1: cannot be read: a bracket is not closed, or not opened"),
+        (
+            "model/shortcut=glob(*_b[0-5])",
+            "model/shortcut=glob(*_b[0-5]): cannot be read: put a pattern that has brackets in quotes, as in "
+            """'model/shortcut=glob("*_b[0-5]")'""",
+        ),
         (
             "model.widths=[16,",
             "model.widths=[16,: cannot be read: ends in a comma; leave out the space behind it, "
