@@ -135,17 +135,17 @@ def margins_of(sweep: Any) -> dict[str, float]:
 
 def registered_on_file(folder: Path) -> tuple[tuple[str, Registered], ...]:
     """Return the registered claims that have a test, from all sweep files in a folder, each with its sweep's name."""
-    claims = _on_file(folder)
+    claims = all_claims(folder)
     return tuple((sweep, claim) for sweep, claim in claims if isinstance(claim, Registered) and claim.test)
 
 
 def claims_on_file(folder: Path) -> tuple[str, ...]:
     """Return every claim of all sweep files in a folder, as SWEEP/HASH."""
-    return tuple(f"{sweep}/{claim.hash}" for sweep, claim in _on_file(folder))
+    return tuple(f"{sweep}/{claim.hash}" for sweep, claim in all_claims(folder))
 
 
 @cache
-def _on_file(folder: Path) -> tuple[tuple[str, Claim | Registered], ...]:
+def all_claims(folder: Path) -> tuple[tuple[str, Claim | Registered], ...]:
     """Read the claims of all sweep files in a folder, once, as this takes 50 ms; a file in error is named and skipped.
 
     A run then does not note the claims of this file, and so counts for none of them.

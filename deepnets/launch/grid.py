@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import ClassVar, Literal, Protocol
 
@@ -26,7 +25,7 @@ from deepnets.config.schema import CodeChoice, Config, Row
 from deepnets.config.sweep import SWEEPS
 from deepnets.config.trust import choose_code
 from deepnets.errors import UserError
-from deepnets.launch.reuse import reuse, twins_of
+from deepnets.launch.reuse import claims_below, reuse, twins_of
 from deepnets.runs.code import (
     OtherCode,
     beside_other_code,
@@ -40,7 +39,7 @@ from deepnets.runs.code import (
 )
 from deepnets.runs.contents import FAILED, Code, Origin, Unreadable
 from deepnets.runs.execute import inspect
-from deepnets.runs.folder import BESIDE, Locked, OtherSettings, RunFolder, lines_by_reason, run_folders
+from deepnets.runs.folder import BESIDE, Locked, OtherSettings, RunFolder, lines_by_reason
 from deepnets.runs.naming import folders_of
 from deepnets.runs.record import change_of_images, describe_result, duration
 from deepnets.runs.start import check_start
@@ -66,6 +65,7 @@ def launch(rows: list[Row]) -> int:
     check_tables(rows, folders)
     launcher: Launcher = build("launcher", first.launcher)
     use_chosen_code(first.code, folders)
+    claims_below.cache_clear()
     errors = {}
     pairs = list(zip(rows, folders, strict=True))
     for row, folder in with_progress(pairs, "runs checked"):
@@ -80,7 +80,7 @@ def launch(rows: list[Row]) -> int:
         first_lines = [f"{len(errors)} of {len(rows)} runs cannot start; none was started"]
         raise UserError("\n".join([*first_lines, *reasons, *remedies_of(errors.values(), rows)]))
     launcher.check_all({folder: row.config for row, folder in zip(rows, folders, strict=True)})
-    if first.reuse:
+    if first.reuse and not first.overwrite:
         _reuse(rows, folders)
     to_execute, new_code, other_data = {}, dict[RunFolder, Code](), Counter[str]()
     trained_before_change: dict[str, list[RunFolder]] = {}
@@ -88,7 +88,7 @@ def launch(rows: list[Row]) -> int:
         try:
             code = code_of(row.config)
             if row.config.overwrite or not folder.is_complete:
-                folder.freeze(row.config, _origin(row, code))
+                folder.freeze(row.config, _origin(row, folder, code))
                 if code:
                     store(folder, row.config, code)
                     new_code[folder] = code
@@ -344,14 +344,14 @@ def _copy_sweep(row: Row, folder: RunFolder) -> None:
         write_atomically(folder.path.parents[1] / file.name, file.read_bytes())
 
 
-def _origin(row: Row, code: Code | None) -> Origin:
+def _origin(row: Row, folder: RunFolder, code: Code | None) -> Origin:
     """Describe the command that freezes the run, the versions of the code, and the claims known by now."""
     origin = Origin(
         command=_typed_command(),
         overrides=list(row.overrides),
         choices=row.choices,
         commit=git_commit(),
-        claims=_claims_known(row),
+        claims=_claims_known(row, folder),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     return origin.model_copy(update={"code": code}) if code else origin
@@ -364,30 +364,21 @@ def _typed_command() -> str:
     return shlex.join([*verb, *words])
 
 
-def _claims_known(row: Row) -> list[str]:
+def _claims_known(row: Row, folder: RunFolder) -> list[str]:
     """Return the claims, as SWEEP/HASH, that were in a sweep file before anybody could see this run's result.
 
-    The result counts for these claims only; a pilot's counts for none. If a run of the same identity has ended already,
-    under `output_root` or among the outputs and records here, this run will have the same result, so it gets only
-    claims that the earlier run has too.
+    The result counts for these claims only; a pilot's counts for none. If a run of the same identity has begun already,
+    under `output_root` or among the outputs and records here, this run will give the same numbers (or, if the user's
+    own code has changed, similar ones), so it gets only claims that the earlier run has too.
     """
     if PILOT in row.overrides:
         return []
     folders = [SWEEPS, *(Path(place.removeprefix("file://")) / "sweep" for place in row.search.places)]
     roots = {Path(row.config.output_root).resolve(), (home() / "outputs").resolve()}
-    seen = [claims for root in roots for claims in _noted_below(root).get(identity_hash(row.config), [])]
+    own = identity_hash(row.config)
+    seen = [claims for root in roots for claims in claims_below(root, row.config.seed).get(own, [])]
+    with suppress(Unreadable):  # a run that is overwritten may itself have overwritten another, whose claims it knew
+        seen += [origin.claims] if (origin := Origin.read(folder.path)) else []
     on_file = [claim for sweeps in folders for claim in claims_on_file(sweeps)]
     # Older runs noted bare hashes, without the sweep.
     return [claim for claim in on_file if all({claim, claim.rpartition("/")[2]} & {*claims} for claims in seen)]
-
-
-@cache
-def _noted_below(root: Path) -> dict[str, list[list[str]]]:
-    """Return the list of claims of each run or record in a folder of outputs, by identity; 400 records take 0.05 s."""
-    claims: dict[str, list[list[str]]] = {}
-    runs = [RunFolder(file.parent) for file in root.glob("*/*/*/config.yaml")]  # the root may hold much else
-    for folder in [*runs, *run_folders(root / "records")]:
-        with suppress(Unreadable):  # reports name a folder that cannot be read
-            if result := folder.completed:
-                claims.setdefault(result.identity or "", []).append(result.claims)
-    return claims

@@ -60,12 +60,10 @@ def show_plan(rows: list[Row]) -> int:
         for number, (row, folder) in enumerate(zip(rows, folders, strict=True), start=1):
             status.update(as_text(f"planning {number}/{len(rows)} {folder}"))
             planned.append(_plan(row.config, folder, launcher, paces))
-    twins = twins_of(rows, folders)
-    if first.reuse:
+    twins = {folder: twin for folder, twin in twins_of(rows, folders).items() if not folder.has_begun}
+    if first.reuse and not first.overwrite:
         planned = [
-            replace(run, state=COPIED, left=0.0, seconds=0.0)
-            if run.folder in twins and not run.folder.has_begun
-            else run
+            replace(run, state=COPIED, left=0.0, seconds=0.0) if run.folder in twins and run.state != ILLEGAL else run
             for run in planned
         ]
     _print(first, planned)
@@ -88,7 +86,7 @@ def show_plan(rows: list[Row]) -> int:
         print_line(trained_before([run.folder for run in planned if run.changed == files], files, len(rows)))
     if not changes and (told := beside_other_code({run.folder: run.code for run in planned if run.left and run.code})):
         print_line(told)
-    _print_twins(twins)
+    _print_twins(twins, "" if first.reuse else "; reuse=true copies them")
     return 1 if any(run.problem for run in planned) else 0
 
 
@@ -120,11 +118,11 @@ def compute_of(rows: Sequence[Row]) -> list[Compute]:
     return compute
 
 
-def _print_twins(twins: Mapping[RunFolder, RunFolder]) -> None:
+def _print_twins(twins: Mapping[RunFolder, RunFolder], remedy: str) -> None:
     counts = Counter((folder.path.parent.name, str(RunFolder(twin.path.parent))) for folder, twin in twins.items())
     for (row, other), count in counts.items():
         seeds = f"{count} seed{'s' * (count > 1)}"
-        print_line(f"{row}: {seeds} finished in {other}, with the same identity; reuse=true copies them")
+        print_line(f"{row}: {seeds} finished in {other}, with the same identity{remedy}")
 
 
 def makespan(runs: Sequence[tuple[float, int]], devices: int) -> float:

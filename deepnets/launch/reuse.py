@@ -1,4 +1,7 @@
-"""Copies runs that another sweep has trained: one identity is one experiment, even if the rows' names differ."""
+"""Finds and copies runs that another sweep has trained.
+
+One identity is one experiment, even if the rows' names differ.
+"""
 
 import shutil
 from collections.abc import Sequence
@@ -8,6 +11,7 @@ from pathlib import Path
 
 from deepnets.config.identity import identity_hash
 from deepnets.config.schema import Row
+from deepnets.errors import UserError
 from deepnets.runs.code import code_of, copy_code, is_by
 from deepnets.runs.contents import FINISHED, Origin, Result, Unreadable
 from deepnets.runs.folder import Locked, RunFolder, run_folders
@@ -67,3 +71,21 @@ def _finished(root: Path) -> dict[str, list[RunFolder]]:
             if result and result.status == FINISHED and result.identity and folder.origin.command:
                 runs.setdefault(result.identity, []).append(folder)
     return runs
+
+
+@cache
+def claims_below(root: Path, seed: int) -> dict[str, list[list[str]]]:
+    """Return the list of claims of each run or record of a seed in a folder of outputs, by the run's identity.
+
+    The runs have ended, or have begun, so that their errors could be seen.
+    """
+    claims: dict[str, list[list[str]]] = {}
+    for depth in ("*/*", "*/*/*"):  # records, and runs in a folder of their own below the root, lie deeper
+        for file in root.glob(f"{depth}/seed{seed}/config.yaml"):
+            folder = RunFolder(file.parent)
+            with suppress(UserError):  # reports name a folder that cannot be read
+                if result := folder.completed:
+                    claims.setdefault(result.identity or "", []).append(result.claims)
+                elif folder.has_begun:
+                    claims.setdefault(identity_hash(folder.config), []).append(folder.origin.claims)
+    return claims

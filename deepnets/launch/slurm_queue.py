@@ -192,7 +192,8 @@ def slurm_answer(*command: str) -> str:
     if done.returncode:
         lines = [line.removeprefix(f"{command[0]}: ") for line in done.stderr.split("\n") if line.strip()]
         if fatal := [line.removeprefix("fatal: ") for line in lines if line.startswith("fatal: ")]:
-            lines = [*fatal, "does this machine belong to a cluster?"]
+            asked = "does this machine belong to a cluster?"
+            lines = [*fatal, *[asked] * any("configuration source" in each for each in fatal)]
         raise UserError(f"SLURM's {command[0]} fails: {'; '.join(lines) or f'exit code {done.returncode}'}")
     return done.stdout
 

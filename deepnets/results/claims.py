@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from deepnets.config.claim import Claim, Measured, Registered, Relation, claims_of, margins_of, registered_on_file
+from deepnets.config.claim import Claim, Measured, Registered, Relation, all_claims, margins_of, registered_on_file
 from deepnets.config.claim_test import DRAWN, Analysed, ClaimTest
 from deepnets.config.project import program
 from deepnets.config.schema import axes_of
@@ -46,7 +46,7 @@ def findings_of(table: Table, index: int, sweeps: Path) -> list[AnyFinding]:
     if not has_claims(table, sweeps) or is_of_other_depth(table, index, sweeps):
         return []
     return [
-        *_with_holm(_compared(table, index, sweep_of(sweeps / f"{table.name}.yaml"))),
+        *_with_holm(_compared(table, index, sweeps)),
         *(
             RegisteredFinding(claim, _sides(claim, f"{sweep}/{claim.hash}", table, table.columns[index]))
             for sweep, claim in _registered(table, sweeps)
@@ -56,7 +56,11 @@ def findings_of(table: Table, index: int, sweeps: Path) -> list[AnyFinding]:
 
 def has_claims(table: Table, sweeps: Path) -> bool:
     """Say whether runs of the table can test a claim of its sweep file, or a registered one of another file."""
-    return bool(claims_of(sweep_of(sweeps / f"{table.name}.yaml")) or _registered(table, sweeps))
+    return bool(_claims(table, sweeps) or _registered(table, sweeps))
+
+
+def _claims(table: Table, sweeps: Path) -> list[Claim]:
+    return [claim for sweep, claim in all_claims(sweeps) if sweep == table.name and isinstance(claim, Claim)]
 
 
 def _registered(table: Table, sweeps: Path) -> list[tuple[str, Registered]]:
@@ -104,15 +108,15 @@ def pairs_of(claim: Claim, rows: Sequence[str], axes: int) -> list[tuple[str, st
     return pairs
 
 
-def _compared(table: Table, index: int, sweep: Any) -> list[Finding]:
+def _compared(table: Table, index: int, sweeps: Path) -> list[Finding]:
     """Test each claim that compares two rows, or two values of an axis."""
-    column = table.columns[index]
+    column, sweep = table.columns[index], sweep_of(sweeps / f"{table.name}.yaml")
     paper = min((cell.fail_above for cell in table.column(index).values()), default=math.inf)
     is_papers = column.is_published_protocol and not math.isinf(paper)
     margin = margins_of(sweep).get(column.scale)
     rows = [row for row in table.rows if row not in table.removed_rows]
     findings = []
-    for claim in claims_of(sweep):
+    for claim in _claims(table, sweeps):
         name = f"{table.name}/{claim.hash}"
         other, _, second = claim.second.rpartition("/")
         second_rows = _sibling(column, other) if other else column.rows
@@ -129,7 +133,7 @@ def _compared(table: Table, index: int, sweep: Any) -> list[Finding]:
                 )
                 for row, runs in ((one, column.rows.get(one, [])), (two, second_rows.get(two, [])))
             )
-            learns = is_papers or claim.relation is not Relation.fails or _learns(table, index, bound)
+            learns = is_papers or claim.relation is not Relation.fails or _learns(table, index)
             findings.append(Finding(claim, first, second_side, bound, margin, learns))
     return findings
 
@@ -140,29 +144,29 @@ def arithmetics_of(column: Column) -> set[str]:
 
 
 def _fails_here(column: Column, row: str) -> float:
-    """Return the error in percent above which a row fails here: the mean of its plain net minus `FAIL_MARGIN`.
+    """Return the error in percent above which a row fails here: its plain net's mean minus `FAIL_MARGIN`.
 
     Its plain net are the plain nets of the column that have its depth. If there is none, or if the row is plain itself,
-    the error of guessing takes the place of the mean.
+    the error of guessing takes the place of the mean. The bound is not below `FAIL_ABOVE`.
     """
     own = [run for run in column.rows.get(row, []) if run.config]
     alike = [run for run in column.runs if own and run.config and _depth(run) == _depth(own[0]) and is_plain(run)]
     errors = [min(run.error, WORST_ERROR) for run in alike if run.error is not None]
-    return (fmean(errors) if errors and not is_plain(own[0]) else CHANCE) - FAIL_MARGIN
+    return max(FAIL_ABOVE, (fmean(errors) if errors and not is_plain(own[0]) else CHANCE) - FAIL_MARGIN)
 
 
 def _depth(run: Run) -> list[Any]:
     return [run.settings.get(f"model.{key}") for key in DEPTH_KEYS]
 
 
-def _learns(table: Table, index: int, bound: float) -> bool:
-    """Say whether all rows that learn in the paper also learn here: their mean errors are at most `bound` percent."""
-    cells = table.column(index).values()
-    learning = [
-        cell for cell in cells if isinstance(error := cell.published.test_error, float | int) and error <= FAIL_ABOVE
-    ]
-    means = [fmean(min(error, WORST_ERROR) for error in cell.errors) for cell in learning if cell.errors]
-    return all(mean <= bound for mean in means)
+def _learns(table: Table, index: int) -> bool:
+    """Say whether all rows that learn in the paper also learn here: their mean errors are at most `_fails_here`."""
+    learning = {
+        row: fmean(min(error, WORST_ERROR) for error in cell.errors)
+        for row, cell in table.column(index).items()
+        if isinstance(error := cell.published.test_error, float | int) and error <= FAIL_ABOVE and cell.errors
+    }
+    return all(mean <= _fails_here(table.columns[index], row) for row, mean in learning.items())
 
 
 def _with_holm(findings: Sequence[Finding]) -> list[Finding]:

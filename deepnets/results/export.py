@@ -26,8 +26,9 @@ ENTRIES = (
 class Results(pd.DataFrame):
     """A row per run: sweep, row, seed, status, errors (percent), time, device, commit and folder; then every setting.
 
-    `column` is the run's column in the report, which averages no runs of several columns; `code` are the versions of
-    your own code that trained it. `epochs` is a setting, and `trained_epochs` says how many the run has trained.
+    `column` is the run's column of its `table` in the report, which averages no runs of several columns; `code` are the
+    versions of your own code that trained it. `epochs` is a setting, `trained_epochs` says how many the run has
+    trained.
     The column of an option has its group's name (`model/shortcut`), if the run noted it; the column of a value has its
     dotted key (`model.depth`). A selection such as `results[results.seed == 0]` has the curves and claims of its runs.
     """
@@ -89,7 +90,7 @@ def load_results(*folders: str | Path, project: str | Path | None = None) -> Res
     for row in [row for column in columns for row, members in column.rows.items() if mixes_code(members)]:
         warnings.warn(f"{row}: different versions of your own code trained it: see `code`", stacklevel=2)
     details = [{"column": labels[run.folder]} | _entries(run) | run.options | run.settings for run in runs.values()]
-    lines = frame[[*NAMES, "status", "reason"]].to_dict("records")
+    lines = frame[[*NAMES, "table", "status", "reason"]].to_dict("records")
     results = Results([names | of_run for names, of_run in zip(lines, details, strict=True)])
     options = read_project(project).options if project else None
     results._runs, results._own_sweeps = runs, options and options / "sweep"

@@ -271,7 +271,7 @@ def describe_result(result: Result) -> str:
     if result.selected_epoch and result.selection == "best_validation":
         error += f" at epoch {result.selected_epoch}, which has the lowest validation error,"
     pace = f"{result.images_per_second:,.0f} images/s" if result.images_per_second else "no epoch timed"
-    epochs = f"after {result.epochs} epoch{'s' * (result.epochs != 1)}" if error else f"in epoch {result.epochs}"
+    epochs = f"after {result.epochs} epoch{'s' * (result.epochs != 1)}" if error else f"in epoch {result.epochs or 1}"
     return f"{result.status}:{error} {epochs} in {duration(result.seconds or 0)} ({pace})"
 
 

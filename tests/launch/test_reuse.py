@@ -33,6 +33,8 @@ def test_finished_runs_of_another_sweep_are_copied(tmp_path: Path, capsys: pytes
     assert f"none: 1 seed finished in {there.path.parent}" in capsys.readouterr().out
     assert show_plan(table) == 0
     assert "runs       2: 1 to copy, 1 new" in capsys.readouterr().out
+    assert show_plan(rows(tmp_path, "digits_shortcuts", "reuse=true", "overwrite=true")) == 0
+    assert "runs       2: 2 new" in capsys.readouterr().out
     assert not here[0].path.exists()
 
     assert launch(table) == 0

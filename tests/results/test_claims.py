@@ -398,6 +398,8 @@ def test_a_row_fails_by_the_plain_net_of_its_own_depth() -> None:
         errors = [run.error for run in column.rows[f"plain{depth}"]]
         assert _fails_here(column, f"resnet{depth}") == pytest.approx(fmean(errors) - 10)
     assert _fails_here(column, "plain56") == _fails_here(column, "none of them") == 80
+    (digits,) = tables_of(read_runs([ROOT / "outputs" / "records" / "digits_shortcuts"]))
+    assert _fails_here(digits.columns[0], "identity") == 20  # where the plain net learns, too
 
 
 def test_a_claim_about_an_axis_is_about_each_pair_of_rows() -> None:

@@ -1,5 +1,6 @@
 """What a result can be checked by: the first losses, a checksum of weights, and the test images it got right."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -104,7 +105,6 @@ def test_a_repeated_seed_knows_only_the_claims_that_it_knew_the_first_time(
     monkeypatch.setattr(grid, "home", lambda: tmp_path)
 
     def launched(root: Path, *overrides: str) -> RunFolder:
-        grid._noted_below.cache_clear()
         rows = [row(root, *NET, "precision=fp32", "epochs=1", *overrides)]
         assert launch(rows) == 0
         return folder_of(rows[0])
@@ -123,3 +123,12 @@ def test_a_repeated_seed_knows_only_the_claims_that_it_knew_the_first_time(
     here = launched(tmp_path / "outputs", "seed=9", "name=here")
     here.result.model_copy(update={"claims": kept[:1]}).write(here.path)
     assert launched(tmp_path / "elsewhere", "seed=9").result.claims == kept[:1]
+    (here.path / "result.json").unlink()  # as if it had been stopped in its last epoch
+    Origin(claims=kept[1:2]).write(here.path)
+    stopped = launched(tmp_path / "outputs", "seed=9", "name=third")
+    assert stopped.result.claims == kept[1:2]
+    Origin(claims=[]).write(stopped.path)  # as if it had overwritten another
+    for file in ("result.json", "checkpoint.pt", "checkpoint.previous.pt"):
+        (stopped.path / file).unlink(missing_ok=True)
+    shutil.rmtree(here.path)
+    assert launched(tmp_path / "outputs", "seed=9", "name=third", "overwrite=true").result.claims == []

@@ -152,4 +152,4 @@ def test_the_protocol_tells_over_how_many_images_is_normalised(batch_size: int, 
 def test_the_end_of_a_diverged_run_tells_how_far_it_came() -> None:
     result = Result(status="diverged", selection="best_validation", last_test_error=61.5, epochs=38, seconds=62.0)
     assert describe_result(result) == "diverged: last test error 61.50% after 38 epochs in 1:02 (no epoch timed)"
-    assert "diverged: in epoch " in describe_result(result.model_copy(update={"last_test_error": None}))
+    assert "diverged: in epoch 38 in 1:02" in describe_result(result.model_copy(update={"last_test_error": None}))
