@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from deepnets.config.claim import all_claims
 from deepnets.config.project import read_project
 from deepnets.results.claims import findings_of
 from deepnets.results.columns import columns_of, frame_of, mixes_code
@@ -83,6 +84,7 @@ def load_results(*folders: str | Path, project: str | Path | None = None) -> Res
     Raises:
         UserError: a folder is missing, or has no run in it.
     """
+    all_claims.cache_clear()  # a sweep's file may have been edited since this notebook read it
     runs = {str(run.folder): run for run in read_runs([Path(folder) for folder in folders])}
     frame = frame_of(list(runs.values()))
     columns = [column for _, members in frame.groupby("table", sort=False) for column in columns_of(members)]
