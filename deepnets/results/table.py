@@ -94,8 +94,8 @@ class Table:
         more = f" and {len(removed) - 1} more" if len(removed) > 1 else ""
         fate = "its runs are shown until you delete them"
         lines = [f"the sweep's file does not have the row {row}{more}; {fate}" for row in removed[:1]]
-        rows = dict.fromkeys(run.folder.path.parent for column in self.columns for run in column.runs)
-        results = [file.parent for row in rows for file in sorted(row.glob(f"*/{Result.FILE}"))]
+        grids = dict.fromkeys(run.grid for column in self.columns for run in column.runs if run.sweep)
+        results = [file.parent for grid in grids for file in sorted(grid.glob(f"*/seed*/{Result.FILE}"))]
         lost = [place for place in results if not (place / "config.yaml").exists()]
         lines += [f"{RunFolder(place)}: has a result but no config.yaml, and is left out" for place in lost]
         return [*(f"cannot be read: {problem}" for problem in self.published.problems), *lines, *of_columns]
