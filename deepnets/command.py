@@ -13,10 +13,10 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, NoReturn
 
+from deepnets.config.hydra_errors import HYDRA_ERRORS, explain
 from deepnets.config.trust import choose_code, trust
 from deepnets.distributed.signals import RESUME, Interrupted
 from deepnets.errors import UserError, nearest, shortened, system_message
-from deepnets.hydra_errors import HYDRA_ERRORS, explain
 from deepnets.system import stop_at_once
 from deepnets.system.printing import print_error
 

@@ -17,12 +17,12 @@ from torch import nn
 
 from deepnets.command import add_code_options, run_command
 from deepnets.config.compose import compose
+from deepnets.config.hydra_errors import HYDRA_ERRORS, explain
 from deepnets.config.schema import Config
 from deepnets.config.trust import Trust, choosing_code, trusted_search, trusting
 from deepnets.distributed import spawn
 from deepnets.distributed.world import world_from_env
 from deepnets.errors import UserError, printable
-from deepnets.hydra_errors import HYDRA_ERRORS, explain
 from deepnets.runs.classifier import Classifier, classifier_of, with_input
 from deepnets.runs.execute import LOCKED, run
 from deepnets.runs.folder import Locked, RunFolder

@@ -24,13 +24,13 @@ from deepnets.config.compose import (
     check_words,
     compose,
     composed,
-    explained,
     key_of,
     parsed,
     plain_value,
     search_of,
     searching,
 )
+from deepnets.config.hydra_errors import explained
 from deepnets.config.identity import flat, is_execution
 from deepnets.config.project import CONF, check_options_folder, read_project
 from deepnets.config.schema import ABSENT, DEFAULTS, Row, Search, Sweep, axes_of, selected, value_at

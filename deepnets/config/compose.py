@@ -9,60 +9,50 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
-from dataclasses import dataclass, field, fields, replace
-from functools import cache
+from dataclasses import dataclass, fields, replace
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 import hydra
 from hydra import initialize_config_dir
-from hydra.conf import HydraConf
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.core.plugins import Plugins
-from hydra.errors import HydraException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
+from pydantic import ConfigDict, TypeAdapter
 
+from deepnets.config.hydra_errors import explained
 from deepnets.config.identity import flat
-from deepnets.config.project import CONF, home, program
+from deepnets.config.project import CONF, home, options_key, program
 from deepnets.config.safe_yaml import refuse_interpolations
 from deepnets.config.schema import (
     ABSENT,
     Config,
     Row,
     Search,
+    WithoutCallbacks,
     at_scale,
     axes_of,
     case,
     choice,
     log_uniform,
+    selected,
     uniform,
     value_at,
 )
-from deepnets.errors import UserError, nearest
+from deepnets.errors import UserError
+from deepnets.system.files import own_cache, write_cache
 
 CONF_ALONE = Search()
-CALLBACKS = {"callbacks": None}  # the entry of Hydra's own defaults list that chooses callbacks
+REMEMBERED = 500  # so many compositions, of some kilobytes each, are kept in the user's cache
 NODES = ("model", "dataset", "optimizer", "schedule", "loss", "launcher")  # the chosen option decides their keys
 COMPOSED_KEYS = ("scale", "setting", "sweep")  # they decide other values or the rows
 SET_KEYS = frozenset(key.name for key in fields(Config)) - {*COMPOSED_KEYS}
-
-
-@dataclass
-class NoCallback:
-    """The only type that a callback may have; no option can write it, so OmegaConf refuses all callbacks."""
-
-
-@dataclass
-class WithoutCallbacks(HydraConf):
-    """Hydra's own node without callbacks, so that no option can name a class for Hydra to call."""
-
-    defaults: list[Any] = field(default_factory=lambda: [each for each in HydraConf().defaults if each != CALLBACKS])
-    callbacks: dict[str, NoCallback] = field(default_factory=dict)  # type: ignore[assignment]
 
 
 class OptionFolders(SearchPathPlugin):
@@ -110,16 +100,26 @@ def compose(overrides: Sequence[str], search: Search = CONF_ALONE) -> Row:
         HydraException: an option or a key is unknown.
         OmegaConfBaseException, UserError: `typed` raises it.
     """
-    plain = _plain_values(overrides)
-    base = _base(tuple(word for word in overrides if word not in plain), search)
-    while refused := base.refused(plain):
-        plain = {word: value for word, value in plain.items() if word not in refused}
-        base = _base(tuple(word for word in overrides if word not in plain), search)
+    base, plain = composed_base(overrides, search)
     config = base.copy()
     for key, value in plain.values():
         _set(config, key, value)
     task = tuple(word for word in overrides if not parsed(word).is_hydra_override())
     return Row(_with_absolute_folders(config), dict(base.choices), task, base.search)
+
+
+def composed_base(overrides: Sequence[str], search: Search) -> tuple["Base", "Plain"]:
+    """Return what Hydra has to compose of these overrides, and the other values, which can be set on a copy.
+
+    Raises:
+        HydraException, UserError: `composed` raises it.
+    """
+    plain = _plain_values(overrides)
+    base = _base(tuple(word for word in overrides if word not in plain), search)
+    while refused := base.refused(plain):
+        plain = {word: value for word, value in plain.items() if word not in refused}
+        base = _base(tuple(word for word in overrides if word not in plain), search)
+    return base, plain
 
 
 @dataclass(frozen=True)
@@ -228,20 +228,40 @@ def _is_plain_text(value: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class _Base:
+class Base:
     """A run composed from a choice of options; plain values are set on copies of it.
 
     Attributes:
         config: the run, or an error in its values, which a plain value may correct.
-        open_keys: the keys whose value is missing or is an interpolation.
-        mentioned_keys: the keys that interpolations mention.
+        settings: the configuration before it was resolved, as plain values.
     """
 
+    __pydantic_config__ = ConfigDict(arbitrary_types_allowed=True)
     config: Config | UserError | OmegaConfBaseException
-    choices: dict[str, str]
+    choices: dict[str, Any]
     search: Search
-    open_keys: frozenset[str]
-    mentioned_keys: frozenset[str]
+    settings: dict[str, Any]
+
+    @cached_property
+    def open_values(self) -> dict[str, Any]:
+        """The values that are missing or are interpolations, by key."""
+        return {key: value for key, value in flat(self.settings).items() if value == MISSING or "${" in str(value)}
+
+    @cached_property
+    def mentioned_keys(self) -> frozenset[str]:
+        """The keys that interpolations mention."""
+        return frozenset(
+            key for value in self.open_values.values() for key in re.findall(r"\.*\w+(?:\.\w+)*", str(value))
+        )
+
+    def value(self, key: str) -> Any:
+        """Return the resolved value of a dotted key, None if it, or a key that it refers to, is missing."""
+        is_open = any(_overlap(key, other) for other in self.open_values)
+        return selected(self._configuration, key) if is_open else value_at(self.settings, key)
+
+    @cached_property
+    def _configuration(self) -> DictConfig:
+        return OmegaConf.create(self.settings)
 
     def copy(self) -> Config:
         """Copy the run; the copy shares only the scale and the sweep, which nobody changes.
@@ -257,7 +277,7 @@ class _Base:
     def refused(self, plain: Plain) -> list[str]:
         """Return the overrides that cannot be set on a copy, so that Hydra has to compose them."""
         if isinstance(self.config, Exception):
-            return [word for word, (key, _) in plain.items() if key in self.open_keys] or list(plain)
+            return [word for word, (key, _) in plain.items() if key in self.open_values] or list(plain)
         return [word for word, (key, value) in plain.items() if not self._takes(key, value)]
 
     def _takes(self, key: str, value: Any) -> bool:
@@ -271,24 +291,38 @@ class _Base:
         return isinstance(settings, dict) and last in settings and not isinstance(settings[last], dict)
 
 
+BASES = TypeAdapter(Base)
+
+
 @cache
-def _base(overrides: tuple[str, ...], search: Search) -> _Base:
+def _base(overrides: tuple[str, ...], search: Search) -> Base:
+    """Compose these options, or read what they composed before from the user's cache, which remembers no errors."""
+    key = options_key(overrides, search)
+    file = f"options-{key}.json"
+    if key:
+        with suppress(OSError, UserError, ValueError):  # it is new, or damaged
+            return BASES.validate_json((own_cache() / file).read_bytes())
+    base = _composed_base(overrides, search)
+    depends_on_links = "folder_name" in base.mentioned_keys
+    if key and isinstance(base.config, Config) and base.search == search and not depends_on_links:
+        text = BASES.dump_json(base)
+        with suppress(OSError, UserError, ValueError):  # there is no cache, or the schema refuses the values
+            if BASES.validate_json(text) == base:
+                write_cache(file, text.decode())
+                for old in sorted(own_cache().glob("options-*"), key=os.path.getmtime)[:-REMEMBERED]:
+                    old.unlink()
+    return base
+
+
+def _composed_base(overrides: tuple[str, ...], search: Search) -> Base:
     composition = composed(overrides, search)
-    open_values = {
-        key: value
-        for key, value in flat(OmegaConf.to_container(composition.config, resolve=False)).items()
-        if value == MISSING or "${" in str(value)
-    }
-    mentioned_keys = frozenset(
-        mention for value in open_values.values() for mention in re.findall(r"\.*\w+(?:\.\w+)*", str(value))
-    )
     run: Config | UserError | OmegaConfBaseException
     try:
         run = typed(composition.config)
     except (UserError, OmegaConfBaseException) as error:
         run = error
-    search = search_of(composition.hydra, search.defaults)
-    return _Base(run, composition.choices, search, frozenset(open_values), mentioned_keys)
+    settings: Any = OmegaConf.to_container(composition.config, resolve=False, enum_to_str=True)
+    return Base(run, composition.choices, search_of(composition.hydra, search.defaults), settings)
 
 
 def _overlap(key: str, other: str) -> bool:
@@ -356,33 +390,6 @@ def check_words(words: Iterable[str]) -> None:
             override = parsed(word)
             if not override.is_sweep_override() and not isinstance(override.value(), str):
                 raise UserError(f"{word}: {group} needs the name of an option; --help lists all")
-
-
-@contextmanager
-def explained(words: Iterable[str]) -> Iterator[None]:
-    """Explain errors within the context as mistakes in the words or in an option file; so call only Hydra there.
-
-    Raises:
-        UserError: Hydra fails an assertion or a look-up, or there is no such group of options.
-    """
-    try:
-        yield
-    except (HydraException, OmegaConfBaseException, UserError, MemoryError) as error:
-        if match := re.match(r"Could not override '((.+)/.+)'\.", str(error)):  # only groups have a / in their names
-            groups = [str(group.relative_to(CONF)) for group in CONF.rglob("*/")]
-            if match[1] in groups:
-                raise UserError(f"{match[1]}: the chosen {match[2]} has no such part; leave it out") from error
-            listed = nearest(match[1], groups) or "; --help lists all"
-            raise UserError(f"{match[1]}: no such group of options{listed}") from error
-        raise
-    except Exception as error:
-        if isinstance(error, OSError) and error.errno is not None:  # OmegaConf raises some without errno
-            raise
-        reason = f"Hydra cannot compose this: {' '.join(str(error).split()) or type(error).__name__}"
-        if isinstance(error, AssertionError):
-            words = [word for word in words if "." in word.partition("=")[0]]
-            reason = f"a key here lies below one that has no value ({reason})"
-        raise UserError(f"{' '.join(words)}: {reason}") from error
 
 
 def search_of(hydra_node: Any, defaults: str) -> Search:

@@ -1,10 +1,15 @@
 """Finds deepnets' own options, version and outputs, and the options of a user's project."""
 
+import hashlib
+import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 
 import yaml
@@ -19,6 +24,8 @@ PACKAGE = Path(__file__).resolve().parents[1]
 INSTALLED = (PACKAGE / "conf").is_dir()  # as in a wheel; a clone has conf/ beside the package
 CONF = PACKAGE / "conf" if INSTALLED else PACKAGE.parent / "conf"
 SCHEMAS = CONF / "schema"  # JSON schemas of the files in conf/, for editors
+# The resolvers whose values depend on nothing but their arguments, the command and the working directory.
+PURE = {"at_scale", "case", "log_uniform", "uniform", "choice", "oc.select", "repository", "program"}
 
 
 class _Content(BaseModel):
@@ -89,6 +96,29 @@ def check_options_folder(folder: Path) -> None:
             continue
         except (OSError, ValueError) as error:
             raise UserError(f"{file}: cannot be read as options: {' '.join(str(error).split())}") from error
+
+
+def options_key(overrides: Sequence[str], search: Search) -> str | None:
+    """Return a hash of all on which the composition of these overrides depends: options, code and working directory.
+
+    It is None if they depend on more: on an installed package (`pkg://`), or on a resolver such as `oc.env`. It is None
+    too if a file cannot be read: Hydra says so if it needs the file.
+    """
+    if not all(place.startswith("file://") for place in search.places):
+        return None
+    own = [file for place in search.places for file in sorted(Path(place.removeprefix("file://")).rglob("*.yaml"))]
+    ours = [*sorted(CONF.rglob("*.yaml")), *sorted((PACKAGE / "config").glob("*.py")), PACKAGE / "system/settings.py"]
+    try:
+        content = {str(file): file.read_text() for file in (*own, *ours)}
+    except (OSError, ValueError):
+        return None
+    written = "\n".join([*overrides, *(content[str(file)] for file in own)])
+    if {*re.findall(r"\$\{\s*([\w.]+)\s*:", written)} - PURE:
+        return None
+    places = [str(Path.cwd()), os.path.expanduser("~"), str(home()), program("")]
+    libraries = [version("hydra-core"), version("omegaconf")]
+    dependencies = [*overrides], [*search.places], search.defaults, places, libraries, content
+    return hashlib.sha256(json.dumps(dependencies).encode()).hexdigest()[:24]
 
 
 def home() -> Path:

@@ -1,4 +1,4 @@
-"""The names and types of a run's settings. Every value is in conf/, none here.
+"""The names and types of a run's settings, and of Hydra's own. Every value is in conf/, none here.
 
 `${name:...}` in conf/ calls the functions at the end: they choose a value by the scale or by another value, or draw it
 for a random search. `selected` and `value_at` read a dotted key.
@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import Annotated, Any, Literal, Optional
 
+from hydra.conf import HydraConf
 from omegaconf import MISSING, DictConfig, OmegaConf
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema
 
 from deepnets.system.settings import Count, Memory, Name, NotNegative, Positive, PositiveFactor, Seed, Threads
 
+CALLBACKS = {"callbacks": None}  # the entry of Hydra's own defaults list that chooses callbacks
 DEFAULTS = "train"  # the file in conf/ that composes one run
 ABSENT = object()  # stands for the value of a key that does not exist
 
@@ -190,6 +192,19 @@ class Config:
     hours: Optional[Positive] = MISSING
     plan: Plan = MISSING
     sweep: Optional[Sweep] = MISSING
+
+
+@dataclass
+class NoCallback:
+    """The only type that a callback may have; no option can write it, so OmegaConf refuses all callbacks."""
+
+
+@dataclass
+class WithoutCallbacks(HydraConf):
+    """Hydra's own node without callbacks, so that no option can name a class for Hydra to call."""
+
+    defaults: list[Any] = field(default_factory=lambda: [each for each in HydraConf().defaults if each != CALLBACKS])
+    callbacks: dict[str, NoCallback] = field(default_factory=dict)  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from hydra.plugins.config_source import ConfigSource
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from deepnets.config.compose import CONF_ALONE, explained, parsed, searching
+from deepnets.config.compose import CONF_ALONE, parsed, searching
+from deepnets.config.hydra_errors import explained
 from deepnets.config.identity import folder_name
 from deepnets.config.project import CONF
 from deepnets.config.safe_yaml import LOADER

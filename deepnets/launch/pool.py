@@ -34,9 +34,9 @@ from deepnets.training.step import check_device
 
 LAST_BYTES = 100_000  # read from the end of the output, to find its last line
 POLL_SECONDS = 0.1
-# Modules that take seconds to import. Every optimiser of torch imports the first; a run imports the others where it
-# needs them, and so did the checks of this command.
-COMPILER = "torch._dynamo"
+# Modules that take seconds to import. Every run imports the first ones late: torch's optimisers do, and the log. It
+# imports the others where it needs them, and so did the checks of this command.
+ALWAYS = ("torch._dynamo", "deepnets.monitor.dashboard")
 HEAVY = ("sklearn.datasets", "sklearn.model_selection")
 
 
@@ -201,7 +201,7 @@ class _Scheduler:
     def server(self) -> ForkServer:
         """The server that forks the runs; the first run starts it, and it ends with the context `held`."""
         environment = {**os.environ, **self.slots.environment([None])}
-        modules = [COMPILER, *(name for name in HEAVY if name in sys.modules)]
+        modules = [*ALWAYS, *(name for name in HEAVY if name in sys.modules)]
         return self.held.enter_context(ForkServer(COMMAND, environment, modules))
 
     def step(self) -> None:

@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from deepnets.config.schema import Config
-from deepnets.monitor.dashboard import Dashboard
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.record import duration
 from deepnets.system.files import opened_to_append, write_atomically
@@ -60,6 +59,8 @@ class Log:
         self.begun = self.yielded = time.monotonic()
         if training.iteration == 0:  # log.txt is of an execution that left no checkpoint
             (folder.path / "log.txt").unlink(missing_ok=True)
+        from deepnets.monitor.dashboard import Dashboard  # with matplotlib, which no plan needs
+
         self.dashboard = Dashboard(folder.path, folder.origin.model_dump(), training, config, observed)
         console = Console(highlight=False)
         columns = [TextColumn("{task.description}"), BarColumn(bar_width=12), TextColumn("{task.fields[state]}")]

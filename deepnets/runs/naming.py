@@ -7,10 +7,10 @@ from dataclasses import asdict, replace
 from itertools import chain, combinations, islice
 from pathlib import Path
 
-from deepnets.config.compose import composed
+from deepnets.config.compose import composed_base
 from deepnets.config.identity import flat, folder_name, is_execution
 from deepnets.config.project import CONF
-from deepnets.config.schema import ABSENT, DEFAULTS, Row, selected, value_at
+from deepnets.config.schema import ABSENT, DEFAULTS, Row, value_at
 from deepnets.config.sweep import SWEEPS
 from deepnets.errors import UserError, brief
 from deepnets.runs.folder import RunFolder
@@ -95,13 +95,13 @@ def _changes(row: Row, naming: set[str]) -> list[str]:
         return *sorted(f"{group}={option}" for group, option in groups.items() if group in among), *axes
 
     # A protocol chooses options too: compare it first, then compare the other options with its choices.
-    protocol = composed(chosen(naming), search).choices["protocol"]
-    usual_choices = composed(chosen({*naming, "protocol"}), search).choices | {"protocol": protocol}
+    protocol = composed_base(chosen(naming), search)[0].choices["protocol"]
+    usual_choices = composed_base(chosen({*naming, "protocol"}), search)[0].choices | {"protocol": protocol}
     changed = {key: value for key, value in groups.items() if key not in naming and usual_choices.get(key) != value}
-    usual = composed(chosen(set(groups)), search).config
+    usual, _ = composed_base(chosen(set(groups)), search)
     for key in values:
         value = value_at(row.config, key)
-        if value == selected(usual, key) or (value is None and key in BUDGETS):
+        if value == usual.value(key) or (value is None and key in BUDGETS):
             continue
         changed[key] = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
     return sorted(f"{key}={value}" for key, value in changed.items())

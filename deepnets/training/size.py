@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -12,8 +13,9 @@ from typing import Any
 
 import torch
 from pydantic import TypeAdapter, ValidationError
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from deepnets.config.build import TARGETS, targets_in
@@ -27,6 +29,7 @@ from deepnets.training.assembly import model_of
 REMEMBERED = "networks.json"  # in the user's cache
 PASSED = "passed.json"  # beside it: what was tried without an error
 MOST = 2_000  # each file remembers at most this many
+DRAWS = (Tensor.normal_, Tensor.uniform_)
 # The meta device takes a time for each layer, the CPU for each weight, which is less for deep networks of thin layers.
 LARGEST_WEIGHT, LARGEST_IMAGE = 2**18, 3 * 64 * 64  # bytes of a weight on average, numbers of an image
 
@@ -124,7 +127,7 @@ def meta_network(config: Config, dataset: Dataset) -> nn.Module:
         UserError: it cannot be built.
     """
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _NothingDrawn():
             return model_of(config, dataset.shape, dataset.classes)
     except Exception as error:
         if has_own_classes(config.model):
@@ -132,6 +135,13 @@ def meta_network(config: Config, dataset: Dataset) -> nn.Module:
         if isinstance(error, RuntimeError):  # a tensor would have more numbers than can be counted
             raise UserError(f"model: cannot be built: {first_line(error)}") from error
         raise
+
+
+class _NothingDrawn(TorchFunctionMode):
+    """Skips random numbers within its context: the meta device takes long to draw none."""
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        return args[0] if func in DRAWS else func(*args, **(kwargs or {}))
 
 
 def try_out(model: nn.Module, shape: tuple[int, int, int]) -> None:

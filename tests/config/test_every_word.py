@@ -10,11 +10,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from deepnets.config.command_line import rows_of_command
 from deepnets.config.compose import compose, composed
+from deepnets.config.hydra_errors import explain
 from deepnets.config.identity import flat
 from deepnets.config.project import CONF
 from deepnets.config.schema import Row
 from deepnets.errors import UserError, shortened
-from deepnets.hydra_errors import explain
 from deepnets.runs.naming import folder_of
 from deepnets.training.checks import check_settings
 from tests.command import train

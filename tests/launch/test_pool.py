@@ -211,8 +211,8 @@ def test_what_the_server_imports_asks_cuda_for_nothing_and_starts_no_thread() ->
 import os, torch
 from importlib import import_module
 torch._C._cuda_getDeviceCount = torch.cuda.is_available = torch.cuda.device_count = torch.cuda._lazy_init = None
-from deepnets.launch.pool import COMPILER, HEAVY
-for module in ("deepnets.run", COMPILER, *HEAVY):
+from deepnets.launch.pool import ALWAYS, HEAVY
+for module in ("deepnets.run", *ALWAYS, *HEAVY):
     import_module(module)
 assert len(os.listdir("/proc/self/task")) == 1
 """

@@ -3,7 +3,8 @@
 import os
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -18,6 +19,7 @@ from deepnets.config.build import TARGETS, signature_of
 from deepnets.config.project import CONF
 from deepnets.config.schema import Config, Published, Sweep
 from deepnets.config.trust import is_trusted
+from deepnets.errors import UserError, nearest
 
 HYDRA_ERRORS = (HydraException, OmegaConfBaseException)
 KEYS = [key.name for key in fields(Config)]
@@ -38,6 +40,33 @@ VALUES = {  # OmegaConf's messages about a value, and how this project says them
     r"Invalid value assigned: str is not a ListConfig.*": "must be a list; zip is a list of lists, as [[a, b]]",
     r"Cannot assign \w+ to Dict.*": "is chosen below `defaults:`, as `- override /model: resnet20`",
 }
+
+
+@contextmanager
+def explained(words: Iterable[str]) -> Iterator[None]:
+    """Explain errors within the context as mistakes in the words or in an option file; so call only Hydra there.
+
+    Raises:
+        UserError: Hydra fails an assertion or a look-up, or there is no such group of options.
+    """
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, UserError, MemoryError) as error:
+        if match := re.match(r"Could not override '((.+)/.+)'\.", str(error)):  # only groups have a / in their names
+            groups = [str(group.relative_to(CONF)) for group in CONF.rglob("*/")]
+            if match[1] in groups:
+                raise UserError(f"{match[1]}: the chosen {match[2]} has no such part; leave it out") from error
+            listed = nearest(match[1], groups) or "; --help lists all"
+            raise UserError(f"{match[1]}: no such group of options{listed}") from error
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:  # OmegaConf raises some without errno
+            raise
+        reason = f"Hydra cannot compose this: {' '.join(str(error).split()) or type(error).__name__}"
+        if isinstance(error, AssertionError):
+            words = [word for word in words if "." in word.partition("=")[0]]
+            reason = f"a key here lies below one that has no value ({reason})"
+        raise UserError(f"{' '.join(words)}: {reason}") from error
 
 
 def explain(error: Exception) -> str:

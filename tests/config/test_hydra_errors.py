@@ -7,10 +7,10 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from deepnets.config.compose import compose
+from deepnets.config.hydra_errors import explain
 from deepnets.config.schema import Search
 from deepnets.config.trust import trusting
 from deepnets.errors import UserError
-from deepnets.hydra_errors import explain
 
 
 @pytest.mark.parametrize(
