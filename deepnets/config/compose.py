@@ -1,7 +1,8 @@
 """Composes configurations from YAML and overrides.
 
-Hydra composes each distinct choice of options once, which takes a tenth of a second. A run's plain values, such as its
-seed, are set on a copy of the typed configuration; those that interpolations read are set before it is typed.
+Hydra composes each distinct choice of options once, which takes a third of a second; later commands read it from the
+user's cache. A run's plain values, such as its seed, are set on a copy of the typed configuration; those that
+interpolations read are set before it is typed.
 """
 
 import os

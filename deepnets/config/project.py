@@ -6,9 +6,9 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -24,6 +24,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 INSTALLED = (PACKAGE / "conf").is_dir()  # as in a wheel; a clone has conf/ beside the package
 CONF = PACKAGE / "conf" if INSTALLED else PACKAGE.parent / "conf"
 SCHEMAS = CONF / "schema"  # JSON schemas of the files in conf/, for editors
+RESOLVER = re.compile(r"\$\{\s*([\w.]+)\s*:")
 # The resolvers whose values depend on nothing but their arguments, the command and the working directory.
 PURE = {"at_scale", "case", "log_uniform", "uniform", "choice", "oc.select", "repository", "program"}
 
@@ -106,19 +107,34 @@ def options_key(overrides: Sequence[str], search: Search) -> str | None:
     """
     if not all(place.startswith("file://") for place in search.places):
         return None
-    own = [file for place in search.places for file in sorted(Path(place.removeprefix("file://")).rglob("*.yaml"))]
-    ours = [*sorted(CONF.rglob("*.yaml")), *sorted((PACKAGE / "config").glob("*.py")), PACKAGE / "system/settings.py"]
+    folders = [Path(place.removeprefix("file://")) for place in search.places]
+    ours = [*CONF.rglob("*.yaml"), *(PACKAGE / "config").glob("*.py"), PACKAGE / "system" / "settings.py"]
     try:
-        content = {str(file): file.read_text() for file in (*own, *ours)}
+        options, resolvers = _read_all(_states(file for folder in folders for file in folder.rglob("*.yaml")))
+        defaults, _ = _read_all(_states(ours))
     except (OSError, ValueError):
         return None
-    written = "\n".join([*overrides, *(content[str(file)] for file in own)])
-    if {*re.findall(r"\$\{\s*([\w.]+)\s*:", written)} - PURE:
+    if {*resolvers, *RESOLVER.findall("\n".join(overrides))} - PURE:
         return None
     places = [str(Path.cwd()), os.path.expanduser("~"), str(home()), program("")]
     libraries = [version("hydra-core"), version("omegaconf")]
-    dependencies = [*overrides], [*search.places], search.defaults, places, libraries, content
+    dependencies = [*overrides], [*search.places], search.defaults, options, defaults, places, libraries
     return hashlib.sha256(json.dumps(dependencies).encode()).hexdigest()[:24]
+
+
+State = tuple[str, int, int]  # a file, when it was changed, in nanoseconds, and its bytes
+
+
+def _states(files: Iterable[Path]) -> tuple[State, ...]:
+    return tuple((str(file), (stat := file.stat()).st_mtime_ns, stat.st_size) for file in sorted(files))
+
+
+@lru_cache(maxsize=8)
+def _read_all(files: tuple[State, ...]) -> tuple[str, frozenset[str]]:
+    """Return a hash of the content of these files, which it reads again if they change, and the resolvers in them."""
+    content = {file: Path(file).read_text() for file, *_ in files}
+    resolvers = frozenset(name for text in content.values() for name in RESOLVER.findall(text))
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest(), resolvers
 
 
 def home() -> Path:
