@@ -49,6 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     lines = [
         line for first in range(0, len(files), BATCH) for line in _lines(classifier, files[first:][:BATCH], problems)
     ]
+    if not lines:  # the errors say why; a file of earlier predictions stays
+        return 1
     table = pd.DataFrame(lines, columns=COLUMNS).to_csv(index=False)
     with writing(arguments.to):
         arguments.to.parent.mkdir(parents=True, exist_ok=True)

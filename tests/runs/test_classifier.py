@@ -111,6 +111,9 @@ def test_bad_images_are_named_and_the_others_predicted(
     assert said.out.endswith("predictions  predictions.csv: 2 images\n")
     content = Path("predictions.csv").read_bytes().decode(errors="surrogateescape")
     assert [line.split(",")[0] for line in content.splitlines()] == ["file", "'=1+1.jpg", "'+a\udcff.png"]
+    assert call("predict", str(on_digits), "broken.png", "empty") == 1
+    assert "predictions" not in capsys.readouterr().out  # those before stay
+    assert Path("predictions.csv").read_bytes().decode(errors="surrogateescape") == content
 
 
 @pytest.mark.parametrize("kind", ["channel", "pixel_mean", "pixel_mean_scalar_std", "global_contrast", "scaled_256"])
