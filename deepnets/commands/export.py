@@ -20,6 +20,7 @@ from deepnets.errors import UserError, printable
 from deepnets.results.page import markdown_cell
 from deepnets.results.read import read_runs
 from deepnets.runs.classifier import PROGRAM, classifier_of, with_input, write_program
+from deepnets.runs.code import copy_code
 from deepnets.runs.contents import FINISHED, Input, Result
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.weights import NoSuchNetwork, Weights, read_weights, write_for_torchvision, write_weights
@@ -66,6 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     weights = with_input(read_weights(arguments.run, arguments.allow_previous), arguments.run, arguments.data)
     print(printable(f"weights      {RunFolder(write_weights(weights, arguments.to))}"))
+    with writing(arguments.to):
+        copy_code(RunFolder(arguments.run), arguments.to)
     print(printable(f"settings     {RunFolder(arguments.to / 'config.yaml')}"))
     failed: list[str] = []
 

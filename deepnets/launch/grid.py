@@ -134,7 +134,7 @@ def use_chosen_code(choice: CodeChoice | None, folders: Sequence[RunFolder]) -> 
         for folder in folders:
             if folder.has_begun and not folder.is_complete and (code := noted_code(folder)):
                 with suppress(UserError):  # the check of each run raises it again, and so all such runs are named
-                    execute_copy(folder, code.hash)
+                    execute_copy(folder, code)
 
 
 def check_tables(rows: Sequence[Row], folders: Sequence[RunFolder]) -> None:

@@ -50,7 +50,7 @@ def reuse(row: Row, folder: RunFolder, twin: RunFolder) -> None:
     changes = {"copied_from": str(twin), "choices": row.choices, "overrides": list(row.overrides)}
     origin = twin.origin.model_copy(update=changes)
     folder.freeze(row.config, origin)
-    copy_code(twin, folder)
+    copy_code(twin, folder.grid)
     with folder.hold():
         if folder.is_complete or folder.has_begun:
             raise Locked(folder)

@@ -82,10 +82,11 @@ class Column:
         return next((run.settings.get("scale.name", FULL) for run in self.runs if run.config), FULL)
 
 
-def columns_of(runs: pd.DataFrame) -> list[Column]:
+def columns_of(runs: pd.DataFrame, file: Path | None = None) -> list[Column]:
     """Split the runs of a table into columns: by folder, arithmetic and settings.
 
-    The settings are those that differ within a row, and those of `PROTOCOL` that differ between rows of a sweep.
+    The settings are those that differ within a row, those of `PROTOCOL` that differ between rows of a sweep, and the
+    budget if the sweep's `file` (None: its copy beside the runs) sets another one than the runs have.
     Folders whose names differ only in `precision=` count as one, unless two of them hold the same run. Labels name the
     arithmetic if the table has several.
     """
@@ -98,7 +99,7 @@ def columns_of(runs: pd.DataFrame) -> list[Column]:
     columns = []
     for place, inside in frame.groupby("place", sort=False):
         table, changes = inside[["table", "changes"]].iloc[0]
-        for arithmetic, settings, members in _protocols(inside):
+        for arithmetic, settings, members in _protocols(inside, file):
             words = [*changes, *(f"{key}={value}" for key, value in settings)]
             words += [arithmetic] * (has_several and arithmetic != "")
             if places[table, changes, arithmetic] > 1:
@@ -252,9 +253,9 @@ def _changes(grid: Path) -> tuple[str, ...]:
     return tuple(change for change in grid.name.split("+")[1:] if change.partition("=")[0] != PRECISION)
 
 
-def _protocols(inside: pd.DataFrame) -> list[tuple[str, tuple[tuple[str, str], ...], pd.DataFrame]]:
+def _protocols(inside: pd.DataFrame, file: Path | None) -> list[tuple[str, tuple[tuple[str, str], ...], pd.DataFrame]]:
     """Split the runs of a place by arithmetic and the settings of `_separating`; damaged runs go to the first part."""
-    keys = _separating(inside)
+    keys = _separating(inside, file)
     settings = [tuple((key, setting_text(run.settings.get(key))) for key in keys) for run in inside["run"]]
     inside = inside.assign(settings=pd.Series(settings, inside.index, dtype=object))
     whole, broken = inside[inside["is_read"]], inside[~inside["is_read"]]
@@ -266,23 +267,27 @@ def _protocols(inside: pd.DataFrame) -> list[tuple[str, tuple[tuple[str, str], .
     return [(arithmetic, values, pd.concat([members, broken])), *parts[1:]]
 
 
-def _separating(inside: pd.DataFrame) -> list[str]:
+def _separating(inside: pd.DataFrame, file: Path | None) -> list[str]:
     """Return the settings that differ within a row, and those between rows that put them into separate columns."""
     axes = {axis for run in inside["run"] for axis in run.sweep.get("axes", [])}
     whole = inside[inside["is_read"]]
     keys = {key for _, same in whole.groupby("row")["run"] for key in _differing(list(same))}
     if axes:  # single runs share a folder, not a protocol
-        keys |= {
-            key
-            for key in _differing(list(whole["run"]))
-            if key in PROTOCOL or (key in BUDGET and any(_has_number(run, key) for run in whole["run"]))
-        }
+        keys |= {key for key in _differing(list(whole["run"])) if key in PROTOCOL}
+        keys |= {key for key in BUDGET if _is_edited(list(whole["run"]), key, file)}
     return sorted(keys - axes - {PRECISION})
 
 
-def _has_number(run: Run, key: str) -> bool:
-    """Return whether the sweep's file beside the run sets the key to one number for all rows."""
-    return is_number(value_at_scale(run.grid / f"{run.table}.yaml", key, FULL))
+def _is_edited(runs: Sequence[Run], key: str, file: Path | None) -> bool:
+    """Return whether the sweep's file sets the key to one number for all rows, and some runs have another one."""
+    typed = {change.partition("=")[0] for run in runs for change in _changes(run.grid)}
+    for place in {file or run.grid / f"{run.table}.yaml" for run in runs} if key not in typed else ():
+        number = value_at_scale(place, key, FULL)
+        numbers = {run.settings.get(key) for run in runs}
+        is_full = all(run.settings.get("scale.name") == FULL for run in runs)
+        if is_number(number) and (len(numbers) > 1 or (is_full and numbers != {number})):
+            return True
+    return False
 
 
 def _differing(runs: Sequence[Run]) -> set[str]:

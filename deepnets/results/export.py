@@ -87,15 +87,19 @@ def load_results(*folders: str | Path, project: str | Path | None = None) -> Res
     all_claims.cache_clear()  # a sweep's file may have been edited since this notebook read it
     runs = {str(run.folder): run for run in read_runs([Path(folder) for folder in folders])}
     frame = frame_of(list(runs.values()))
-    columns = [column for _, members in frame.groupby("table", sort=False) for column in columns_of(members)]
+    options = read_project(project).options if project else None
+    own = options and options / "sweep"
+    columns = []
+    for name, members in frame.groupby("table", sort=False):
+        file = own and own / f"{name}.yaml"
+        columns += columns_of(members, file if file and file.is_file() else None)
     labels = {run.folder: column.label for column in columns for run in column.runs}
     for row in [row for column in columns for row, members in column.rows.items() if mixes_code(members)]:
         warnings.warn(f"{row}: different versions of your own code trained it: see `code`", stacklevel=2)
     details = [{"column": labels[run.folder]} | _entries(run) | run.options | run.settings for run in runs.values()]
     lines = frame[[*NAMES, "table", "status", "reason"]].to_dict("records")
     results = Results([names | of_run for names, of_run in zip(lines, details, strict=True)])
-    options = read_project(project).options if project else None
-    results._runs, results._own_sweeps = runs, options and options / "sweep"
+    results._runs, results._own_sweeps = runs, own
     return results
 
 

@@ -28,6 +28,7 @@ from deepnets.results.read import Run, read_runs, unchecked
 from deepnets.results.registered import noted_by
 from deepnets.results.table import Table, tables_of
 from deepnets.results.verify import Verifications, verified_line
+from deepnets.runs.code import copy_code
 from deepnets.runs.contents import Origin, Result, Unreadable
 from deepnets.runs.folder import RunFolder, run_folders
 from deepnets.system.files import LONGEST_METRICS, read_text, write_atomically, writing
@@ -233,6 +234,7 @@ def _copy(run: Run, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "metrics.csv", read_text(run.folder.path / "metrics.csv", LONGEST_METRICS))
     Result.model_validate(run.result).write(folder)
+    copy_code(run.folder, folder.parents[1])
     if notes := Verifications.read(run.folder.path):
         kept = (Verifications.read(folder) or Verifications()).verifications
         new = [note for note in notes.verifications if note not in kept]

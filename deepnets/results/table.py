@@ -228,7 +228,8 @@ def _table(name: str, runs: pd.DataFrame, sweeps: Path) -> Table:
     order = {row: place for place, row in enumerate(_declared(sweeps / f"{name}.yaml", FULL))}
     unpublished = {*runs["row"]} - published.rows.keys()
     trained = sorted(unpublished, key=lambda row: (order.get(row, len(order)), _natural(row)))
-    rows, columns = (*published.rows, *trained), tuple(columns_of(runs))
+    edited = None if sweeps == SWEEPS else sweeps / f"{name}.yaml"  # the user's own file
+    rows, columns = (*published.rows, *trained), tuple(columns_of(runs, edited))
     cells = {}
     for index, column in enumerate(columns):
         # A paper's bound holds for its full protocol, not for a shorter one and not for single runs.

@@ -50,8 +50,8 @@ class OtherCode(UserError):
         copy = self.args[3]
         if not copy.is_dir():
             return (
-                f"The code as it was is not here ({RunFolder(copy)}): copy it from where the run was trained, or add "
-                f"{current} for today's code."
+                f"The code as it was is not here ({RunFolder(copy)}): copy it from where the run was trained and add "
+                f"{frozen}, or add {current} for today's code."
             )
         mixed = (
             f"; with today's code, code=current, but {MIXED}. To train in another folder, add {BESIDE}; to train runs "
@@ -138,7 +138,7 @@ def changed_files(folder: RunFolder, before: Code, now: Code) -> list[str]:
     if before.hash == now.hash:
         return []
     # Hashes depend on Python's version, so they are computed again from the copy, if there is one.
-    copied = _modules_in(folder.grid / FOLDER / before.hash)
+    copied = _modules_in(copy_of(folder, before))
     then = {name: copied.get(name, value) for name, value in before.modules.items()}
     names = sorted({*then, *now.modules})
     return [f"{name.replace('.', '/')}.py" for name in names if then.get(name) != now.modules.get(name)]
@@ -171,13 +171,20 @@ def is_by(folder: RunFolder, code: Code | None) -> bool:
     return not any(changed_files(folder, each, code) for each in versions) if code else not versions
 
 
-def copy_code(source: RunFolder, folder: RunFolder) -> None:
-    """Copy the user's own code that is stored beside one run to the rows of another, if it is there."""
-    noted = noted_code(source)
-    stored = source.grid / FOLDER / noted.hash if noted else None
-    if stored and stored.is_dir() and not (folder.grid / FOLDER / stored.name).is_dir():
-        contents = {file.relative_to(stored): _read_in(stored, file).encode() for file in stored.rglob("*.py")}
-        write_copy(folder.grid / FOLDER / stored.name, contents)
+def copy_of(folder: RunFolder, code: Code) -> Path:
+    """Return where the copy of the run's code is: beside the rows of its sweep, or in an exported folder within it."""
+    within = folder.path.resolve() / FOLDER / code.hash
+    return within if within.is_dir() else folder.grid / FOLDER / code.hash
+
+
+def copy_code(source: RunFolder, into: Path) -> None:
+    """Copy the versions of the user's own code that a run notes into the folder `into`, if they are stored here."""
+    result, noted = source.result, noted_code(source)
+    for code in [*(result.code.values() if result and result.code else ()), *([noted] if noted else ())]:
+        stored = copy_of(source, code)
+        if stored.is_dir() and not (into / FOLDER / code.hash).is_dir():
+            contents = {file.relative_to(stored): _read_in(stored, file).encode() for file in stored.rglob("*.py")}
+            write_copy(into / FOLDER / code.hash, contents)
 
 
 def trained_before(folders: Sequence[RunFolder], files: str, runs: int) -> str:
@@ -197,34 +204,37 @@ def listed(rows: Iterable[str]) -> str:
     return ", ".join(names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3)
 
 
-def code_to_execute(folder: RunFolder, config: Config, option: str = "--code {}") -> Code | None:
+def code_to_execute(
+    folder: RunFolder, config: Config, option: str = "--code {}", noted: Code | None = None
+) -> Code | None:
     """Return the user's own code with which this process executes the run: the noted version, or the chosen one.
 
-    `option` says in messages how a user types the choice, with {} in its place.
+    `option` says in messages how a user types the choice, with {} in its place. `noted` is the version that weights
+    note, if the folder does not.
 
     Raises:
         OtherCode: the code has changed since the run began, and no version was chosen.
         UserError: `execute_copy` raises it.
     """
-    before, choice = noted_code(folder), chosen_code()
+    before, choice = noted_code(folder) or noted, chosen_code()
     if before and choice not in (None, CodeChoice.current):
-        execute_copy(folder, before.hash if choice == CodeChoice.frozen else str(choice))
+        execute_copy(folder, before if choice == CodeChoice.frozen else Code(hash=str(choice)))
     now = code_of(config)
     if not before or not now:
         return now
     changed = changed_files(folder, before, now)
     if changed and choice is None:
-        raise OtherCode(folder, changed, option, folder.grid / FOLDER / before.hash)
+        raise OtherCode(folder, changed, option, copy_of(folder, before))
     return now if changed else before
 
 
-def execute_copy(folder: RunFolder, name: str) -> None:
-    """Make this process import the run's modules from the copy with the hash `name`, not from the current files.
+def execute_copy(folder: RunFolder, code: Code) -> None:
+    """Make this process import the run's modules from the copy of this version, not from the current files.
 
     Raises:
         UserError: the copy is missing, its code has another hash, or this process has imported another version.
     """
-    copy = folder.grid / FOLDER / name
+    copy = copy_of(folder, code)
     if copy in executed_from():
         return
     if not copy.is_dir():
@@ -233,8 +243,8 @@ def execute_copy(folder: RunFolder, name: str) -> None:
             "was trained, or choose `current` to go on with today's"
         )
     modules = _modules_in(copy)
-    noted_modules = (noted_code(folder) or Code(hash=name)).modules
-    if _joined(modules | {key: value for key, value in noted_modules.items() if key not in modules}) != name:
+    noted_modules = (noted_code(folder) or code).modules
+    if _joined(modules | {key: value for key, value in noted_modules.items() if key not in modules}) != code.hash:
         raise UserError(f"{RunFolder(copy)}: its code does not have the hash in its name, and is not executed")
     for module, value in modules.items():
         loaded = getattr(sys.modules.get(module), "__file__", None)

@@ -22,7 +22,7 @@ from deepnets.errors import UserError, first_line
 from deepnets.models.resnet import ResNet
 from deepnets.runs.checkpoint import LAST, PREVIOUS, described, is_state, load_checked
 from deepnets.runs.code import changed_files, code_to_execute, noted_code
-from deepnets.runs.contents import FINISHED, Input
+from deepnets.runs.contents import FINISHED, Code, Input
 from deepnets.runs.folder import WEIGHTS, RunFolder
 from deepnets.runs.record import state_checksum
 from deepnets.system.files import fresh, new_name, opened, write_atomically
@@ -48,6 +48,7 @@ class _Metadata(BaseModel):
     classes: Size
     iteration: int | None = None  # earlier versions did not write this
     input: Json[Input] | None = None  # nor this
+    code: Json[Code] | None = None  # nor this
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Weights:
     """A network's weights by name (parameters and buffers), its run's configuration, and the shape of its images.
 
     `iteration` is the number of training steps behind the weights, and `input` describes the network's input; both are
-    None if an earlier version wrote the file.
+    None if an earlier version wrote the file. `code` is the version of the user's own code that trained them, if any.
     """
 
     state: Mapping[str, Tensor]
@@ -64,6 +65,7 @@ class Weights:
     classes: int
     iteration: int | None = None
     input: Input | None = None
+    code: Code | None = None
 
     def model(self) -> nn.Module:
         """Build the network, in evaluation mode on the CPU.
@@ -117,10 +119,13 @@ def read_weights(folder: str | Path, allow_previous: bool = False, iteration: in
     line = f"weights of iteration {iteration}"
     if iteration is None:
         line = _iteration_line(run_folder, weights, name, damaged, allow_previous)
+    if weights.code and not trained_by:  # an exported folder
+        trained_by = weights.code
+        code = code_to_execute(run_folder, config, CODE_WORDS, trained_by)
     changed = changed_files(run_folder, trained_by, code) if code and trained_by else []
     remarks = [f"your code has changed since the run began: {', '.join(changed)}"] * bool(changed)
     print_line("\n".join([f"{run_folder}: {line}", *remarks, *described(damaged)]))
-    return weights
+    return replace(weights, code=trained_by)
 
 
 def _input_in(state: Mapping[str, Any], file: Path) -> Input | None:
@@ -212,7 +217,8 @@ def _read_record(folder: RunFolder, config: Config, name: str = WEIGHTS) -> Weig
         raise UserError(f"{file}: was not written by deepnets: in its metadata, {_reason(error)}") from error
     if differing := difference(metadata.run, config):
         raise UserError(f"{file}: weights of another run than its config.yaml: {', '.join(differing)} differ")
-    return Weights(state, config, metadata.shape, metadata.classes, metadata.iteration, metadata.input)
+    about_run = metadata.shape, metadata.classes, metadata.iteration, metadata.input, metadata.code
+    return Weights(state, config, *about_run)
 
 
 def write_weights(weights: Weights, folder: Path, name: str = WEIGHTS) -> Path:
@@ -232,6 +238,7 @@ def write_weights(weights: Weights, folder: Path, name: str = WEIGHTS) -> Path:
         CHECKSUM: state_checksum(weights.state),
         **({} if weights.iteration is None else {"iteration": str(weights.iteration)}),
         **({} if weights.input is None else {"input": weights.input.model_dump_json(exclude_unset=True)}),
+        **({} if weights.code is None else {"code": weights.code.model_dump_json()}),
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -389,11 +396,7 @@ def torchvision_names(names: Iterable[str]) -> dict[str, str]:
         name = re.sub(r"^head", "fc", name)
         name = re.sub(r"^stages\.(\d+)", lambda match: f"layer{int(match[1]) + 1}", name)
         name = name.replace("shortcut.resize", "downsample")
-        return re.sub(r"branch\.(\d+)", lambda match: _in_branch(int(match[1])), name)
+        layers = ("conv", "bn", "relu")  # of a branch, again and again
+        return re.sub(r"branch\.(\d+)", lambda match: f"{layers[int(match[1]) % 3]}{int(match[1]) // 3 + 1}", name)
 
     return {name: renamed(name) for name in names}
-
-
-def _in_branch(place: int) -> str:
-    """Return torchvision's name for the layer at this place of a branch: conv, bn, relu, conv, ..."""
-    return f"{('conv', 'bn', 'relu')[place % 3]}{place // 3 + 1}"

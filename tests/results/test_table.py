@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from deepnets.results.cell import Cell
+from deepnets.results.export import load_results
 from deepnets.results.page import MINUS, short_commit
 from deepnets.results.published import PublishedRow
 from deepnets.results.read import Run, read_runs
@@ -285,6 +286,20 @@ def test_a_row_with_another_batch_size_or_budget_stands_in_another_column(
     assert not any(column.is_published_protocol for column in table.columns)
     assert "rows differ" not in "".join(table.warnings)
     assert [len(table.cells["none", index].errors) for index in (0, 1)] == [0, 3]
+
+
+@pytest.mark.parametrize(("content", "label"), [("epochs: 2", "full"), ("epochs: 5", "epochs=2"), ("", "full")])
+def test_a_budget_edited_in_the_file_after_all_runs_is_named(
+    content: str, label: str, trained: Trained, tmp_path: Path
+) -> None:
+    path, own = shutil.copytree(trained.path, tmp_path / "shortcuts_on_digits"), tmp_path / "conf" / "sweep"
+    own.mkdir(parents=True)
+    (own / path.with_suffix(".yaml").name).write_text((path / path.with_suffix(".yaml").name).read_text() + content)
+    (table,) = tables_of(read_runs([path]), own=own)
+    (column,) = table.columns
+    assert (column.label, column.is_published_protocol) == (label, label == "full")
+    (tmp_path / "project.yaml").write_text("options: conf\n")
+    assert {*load_results(path, project=tmp_path / "project.yaml")["column"]} == {label}
 
 
 def test_each_arithmetic_has_a_column_of_its_own_and_counts(trained: Trained, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from deepnets.config.trust import choosing_code, trusting
 from deepnets.errors import UserError
@@ -20,6 +21,7 @@ from deepnets.runs import checkpoint, code
 from deepnets.runs.code import OtherCode, code_of, code_to_execute, sources_of
 from deepnets.runs.contents import Code
 from deepnets.runs.folder import RunFolder
+from deepnets.runs.weights import read_weights
 from tests.command import ENVIRONMENT, ROOT, row, start, train
 
 SHORTCUT = '''"""A shortcut of a project of one's own."""
@@ -230,6 +232,18 @@ def test_code_that_changes_while_a_run_is_unfinished(project: Path, tmp_path: Pa
         done = subprocess.run([*export, *choice], capture_output=True, text=True, cwd=ROOT, check=False)
         assert done.returncode == exit_code, done.stderr
     assert "your code has changed since the run began: own_scales.py" in done.stdout
+
+    exported = tmp_path / "weights"
+    with trusting(project / "own_shortcuts.py"), pytest.raises(OtherCode, match=r"own_scales\.py"):
+        read_weights(exported)
+    image = exported / "image.png"
+    Image.new("L", (8, 8)).save(image)
+    predict = [sys.executable, "-m", "deepnets", "predict", str(exported), str(image), export[-1]]
+    for choice, exit_code in (([], 1), (["--code", "frozen"], 0), (["--code", "current"], 0)):
+        table = tmp_path / f"{choice}.csv"
+        done = subprocess.run([*predict, *choice, f"--to={table}"], capture_output=True, text=True, check=False)
+        assert done.returncode == exit_code, done.stderr
+    assert (tmp_path / f"{['--code', 'frozen']}.csv").read_text() != table.read_text()
 
     verify = [sys.executable, "-m", "deepnets", "report", str(folder), "--verify", str(tmp_path), export[-1]]
     for choice, said in (
