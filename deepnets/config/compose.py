@@ -1,8 +1,7 @@
 """Composes configurations from YAML and overrides.
 
-Hydra composes each distinct choice of options once, which takes a third of a second; later commands read it from the
-user's cache. A run's plain values, such as its seed, are set on a copy of the typed configuration; those that
-interpolations read are set before it is typed.
+Hydra composes each choice of options once, which takes a third of a second; later commands read it from the user's
+cache. A run's plain values, such as its seed, are set on a copy; those that interpolations read are set before.
 """
 
 import os
@@ -262,6 +261,7 @@ class Base:
 
     @cached_property
     def _configuration(self) -> DictConfig:
+        register()
         return OmegaConf.create(self.settings)
 
     def copy(self) -> Config:

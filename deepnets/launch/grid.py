@@ -110,7 +110,8 @@ def launch(rows: list[Row]) -> int:
         print_line(told)
     for change, count in other_data.items():
         print_line(f"{_finished(count)} on other images than those {change}; to train in another folder, add {BESIDE}")
-    _copy_sweep(rows[0], folders[0])
+    for grid in dict.fromkeys(folder.path.parents[1] for folder in folders):
+        _copy_sweep(rows[0], grid)
     # Order the runs by seed, so that all rows of the table can be compared after the first round.
     to_execute = dict(sorted(to_execute.items(), key=lambda item: item[1].seed))
     return launcher.execute(to_execute) if to_execute else 0
@@ -338,10 +339,10 @@ def _finished(count: int) -> str:
     return f"{count} finished runs were trained" if count > 1 else "1 finished run was trained"
 
 
-def _copy_sweep(row: Row, folder: RunFolder) -> None:
+def _copy_sweep(row: Row, grid: Path) -> None:
     """Copy the sweep's file beside its runs, because a report that is made elsewhere needs its numbers and claims."""
-    if row.config.sweep and (file := file_of_sweep(row)).is_file():
-        write_atomically(folder.path.parents[1] / file.name, file.read_bytes())
+    if row.config.sweep and grid.is_dir() and (file := file_of_sweep(row)).is_file():
+        write_atomically(grid / file.name, file.read_bytes())
 
 
 def _origin(row: Row, folder: RunFolder, code: Code | None) -> Origin:

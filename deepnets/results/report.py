@@ -52,6 +52,7 @@ from deepnets.system.printing import as_text, console_for
 EXPORTS = {"csv": to_csv, "latex": to_latex, "markdown": to_markdown}
 STANDARD_OUTPUT = Path("-")
 MOST_COMPARISONS, MOST_ON_PAGE = 10, 300  # pairs of rows shown, smallest p first; 200 rows have 19900 pairs
+OWN_FLAGS = ("--project", "--config-dir", "--config-name", "--trust")  # of train, which the overrides do not have
 MOST_ANSWERS = 8  # lines about a column's claims, in the terminal
 MOST_TITLES = 3  # columns named in the title of a page
 MOST_KEYS = 40  # settings in a sheet; no reader can take in more
@@ -178,6 +179,14 @@ def environment_sheet(runs: Sequence[Run]) -> Sheet:
     return Sheet("Environment", header, tuple(lines))
 
 
+def _own_flags(command: str) -> list[str]:
+    """Return the options of a typed command that say where the user's own files are, as --project FILE."""
+    words = shlex.split(command)
+    pairs = zip(words, [*words[1:], ""], strict=True)
+    flags = [[word] if "=" in word else [word, value] for word, value in pairs if word.partition("=")[0] in OWN_FLAGS]
+    return [word for flag in flags for word in flag]
+
+
 def command_sheet(runs: Sequence[Run]) -> Sheet:
     """Show the command that trains only the first run of each row; the note has the commands as they were typed."""
     rows: dict[str, Run] = {}
@@ -186,7 +195,10 @@ def command_sheet(runs: Sequence[Run]) -> Sheet:
         if run.origin.keys() >= {"command", "overrides"}:
             rows.setdefault(run.row, run)
             typed.setdefault(run.origin["command"], {})[run.row] = None
-    lines = [(row, " ".join([program("train"), shlex.join(run.origin["overrides"])])) for row, run in rows.items()]
+    lines = [
+        (row, " ".join([program("train"), shlex.join([*_own_flags(run.origin["command"]), *run.origin["overrides"]])]))
+        for row, run in rows.items()
+    ]
     notes = [
         f"Typed for {'all rows' if len(of) == len(rows) else ', '.join(of)}: {command}" for command, of in typed.items()
     ]

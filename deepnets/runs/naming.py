@@ -3,9 +3,12 @@
 import json
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import cache
 from itertools import chain, combinations, islice
 from pathlib import Path
+from typing import Any
 
 from deepnets.config.compose import composed_base
 from deepnets.config.identity import flat, folder_name, is_execution
@@ -13,7 +16,7 @@ from deepnets.config.project import CONF
 from deepnets.config.schema import ABSENT, DEFAULTS, Row, value_at
 from deepnets.config.sweep import SWEEPS
 from deepnets.errors import UserError, brief
-from deepnets.runs.folder import RunFolder
+from deepnets.runs.folder import RunFolder, run_folders
 
 RUNS = "runs"  # the folder of runs without a sweep
 BUDGETS = ("epochs", "iterations")  # one is null, the other is the budget
@@ -40,7 +43,8 @@ def folder_of(row: Row) -> RunFolder:
 
     With `name=NAME`, NAME replaces `runs` or the sweep's name. A change is a setting whose value differs from that of
     the named options or the named sweep: `epochs=164` is no change if they set 164 too. If the run already lies in a
-    folder named with fewer changes, because its file has been edited since, it stays there.
+    folder named with fewer changes, because its file has been edited since, it stays there. A new run joins the runs
+    of such a sweep's folder that have its values of the changes, if no folder is named with all of them.
 
     Raises:
         UserError: `sweep.axes` is empty, or has a name that is neither a group nor a key.
@@ -67,7 +71,26 @@ def folder_of(row: Row) -> RunFolder:
     folder, *others = (RunFolder(root / folder_name(grid) / folder_name(name) / seed) for grid, name in places)
     if (folder.path / "config.yaml").is_file():
         return folder
-    return next((other for other in others if other.holds(row.config)), folder)
+    if held := next((other for other in others if other.holds(row.config)), None):
+        return held
+    if row.config.sweep and changes and not folder.grid.is_dir():
+        for other, kept in zip(others, islice(_parts(changes), 1, None), strict=True):
+            place, omitted = other.grid, frozenset(changes) - {*kept}
+            if place.is_dir() and _has_runs_with(place, omitted, place.stat().st_mtime_ns):
+                return other
+    return folder
+
+
+@cache
+def _has_runs_with(grid: Path, changes: frozenset[str], changed_at: int) -> bool:
+    """Return whether a sweep's folder, last changed then, has a run with these `key=value`; reads one of each row."""
+    keys = [change.partition("=")[0] for change in changes]
+    for run in {run.path.parent: run for run in run_folders(grid)}.values():
+        with suppress(UserError):  # nobody asked for this run
+            config = run.config
+            if changes == {_change(key, value_at(config, key)) for key in keys}:
+                return True
+    return False
 
 
 def _changes(row: Row, naming: set[str]) -> list[str]:
@@ -103,8 +126,12 @@ def _changes(row: Row, naming: set[str]) -> list[str]:
         value = value_at(row.config, key)
         if value == usual.value(key) or (value is None and key in BUDGETS):
             continue
-        changed[key] = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
-    return sorted(f"{key}={value}" for key, value in changed.items())
+        changed[key] = value
+    return sorted(_change(key, value) for key, value in changed.items())
+
+
+def _change(key: str, value: Any) -> str:
+    return f"{key}={value if isinstance(value, str) else json.dumps(value, separators=(',', ':'))}"
 
 
 def _parts(changes: list[str]) -> Iterator[tuple[str, ...]]:

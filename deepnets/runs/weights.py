@@ -55,8 +55,8 @@ class _Metadata(BaseModel):
 class Weights:
     """A network's weights by name (parameters and buffers), its run's configuration, and the shape of its images.
 
-    `iteration` is the number of training steps behind the weights, and `input` describes the network's input; both are
-    None if an earlier version wrote the file. `code` is the version of the user's own code that trained them, if any.
+    `iteration` is the number of training steps behind them, `input` describes the network's input (both are None in
+    files of earlier versions), and `code` is the version of the user's own code that trained them, if any.
     """
 
     state: Mapping[str, Tensor]
@@ -119,9 +119,8 @@ def read_weights(folder: str | Path, allow_previous: bool = False, iteration: in
     line = f"weights of iteration {iteration}"
     if iteration is None:
         line = _iteration_line(run_folder, weights, name, damaged, allow_previous)
-    if weights.code and not trained_by:  # an exported folder
-        trained_by = weights.code
-        code = code_to_execute(run_folder, config, CODE_WORDS, trained_by)
+    if (noted := weights.code) and not trained_by:  # an exported folder
+        code, trained_by = code_to_execute(run_folder, config, CODE_WORDS, noted), noted
     changed = changed_files(run_folder, trained_by, code) if code and trained_by else []
     remarks = [f"your code has changed since the run began: {', '.join(changed)}"] * bool(changed)
     print_line("\n".join([f"{run_folder}: {line}", *remarks, *described(damaged)]))
@@ -217,8 +216,7 @@ def _read_record(folder: RunFolder, config: Config, name: str = WEIGHTS) -> Weig
         raise UserError(f"{file}: was not written by deepnets: in its metadata, {_reason(error)}") from error
     if differing := difference(metadata.run, config):
         raise UserError(f"{file}: weights of another run than its config.yaml: {', '.join(differing)} differ")
-    about_run = metadata.shape, metadata.classes, metadata.iteration, metadata.input, metadata.code
-    return Weights(state, config, *about_run)
+    return Weights(state, config, **{name: value for name, value in metadata if name != "run"})
 
 
 def write_weights(weights: Weights, folder: Path, name: str = WEIGHTS) -> Path:

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from deepnets.config import compose as module
@@ -31,11 +32,15 @@ def later(*words: str, places: tuple[Path, ...] = ()) -> Row:
     return compose(words, Search(tuple(f"file://{place}" for place in places)))
 
 
-@pytest.mark.parametrize("words", [(), SWEEP, ("sweep=digits_shortcuts",), ("model=resnet20", "optimizer.lr=0.5")])
+@pytest.mark.parametrize(
+    "words", [(), SWEEP, ("sweep=digits_shortcuts",), ("sweep=he2016_table1", "scale=mini", "model.depth=20")]
+)
 def test_a_later_command_reads_what_hydra_composed(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     first = later(*words)
     name = folder_of(first).path
     monkeypatch.setattr("hydra.compose", None)
+    OmegaConf.clear_resolver("at_scale")  # a new process has not registered it
+    module.register.cache_clear()
     second = later(*words)
     assert repr(second) == repr(first)
     assert folder_of(second).path == name

@@ -1,5 +1,6 @@
 """Folders are named by what a run is."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from deepnets.config.compose import compose
 from deepnets.config.schema import Search
 from deepnets.errors import UserError
 from deepnets.runs.contents import Origin
+from deepnets.runs.folder import RunFolder
 from deepnets.runs.naming import folder_of, folders_of
 from tests.command import row
 
@@ -55,6 +57,26 @@ def test_a_run_stays_in_its_folder_where_the_settings_of_its_file_are_typed(tmp_
     (folder.path / "config.yaml").write_text("model: [")
     (named.path / "config.yaml").unlink()
     assert folder_of(old).path == named.path
+
+
+def test_a_new_row_joins_the_runs_whose_settings_are_typed_after_an_edit(tmp_path: Path) -> None:
+    """It does so whatever else the command names, unless a folder named with these settings is there."""
+    words = ["sweep=digits_shortcuts", "epochs=3"]  # as if the file had set 3 before its edit
+    first, second = (row(tmp_path, *words, f"model/shortcut={name}") for name in ("identity", "none"))
+    named = folder_of(second).grid
+    assert named == tmp_path / "digits_shortcuts+epochs=3"
+    edited = RunFolder(tmp_path / "digits_shortcuts" / "identity" / "seed0")
+    edited.freeze(first.config, Origin())
+    assert folder_of(second).path == tmp_path / "digits_shortcuts" / "none" / "seed0"
+    assert folder_of(row(tmp_path, *words, "model/shortcut=none", "seed=7")).grid == edited.grid
+    for others in (["epochs=4"], ["epochs=3", "batch_size=64"]):
+        assert folder_of(row(tmp_path, words[0], *others)).grid.name == "+".join(["digits_shortcuts", *sorted(others)])
+    (edited.path / "config.yaml").write_text("model: [")
+    (edited.grid / "other").mkdir()  # so the folder has changed
+    assert folder_of(second).grid == named
+    edited.freeze(replace(first.config, overwrite=True), Origin())
+    named.mkdir()
+    assert folder_of(second).grid == named
 
 
 def test_a_long_name_is_cut_but_stays_its_own(tmp_path: Path) -> None:
