@@ -139,9 +139,9 @@ def _answer(given: argparse.Namespace, exports: dict[str, Path]) -> int:
     own_sweeps = options and options / "sweep"
     if given.records:
         return write_records(given.folders[0], own_sweeps)
+    trust([name for name in (given.trust, given.project) if name])
     if given.verify:
         choose_code(given.code)
-        trust([name for name in (given.trust, given.project) if name])
         with TemporaryDirectory() as scratch:
             whole = (given.scratch or Path(scratch)) if given.whole else None
             return verify(given.folders, given.verify, given.note, whole)

@@ -103,6 +103,10 @@ def claim_answers(table: Table, most: int) -> list[str]:
         by_answer = ", ".join(f"{counts[outcome]} {outcome}" for outcome in Outcome if counts[outcome])
         lines.append(f"{table.title(index)}: {len(findings)} claim{'s' * (len(findings) > 1)} tested: {by_answer}")
         lines += _cost(table, index, findings)
+        waiting = [seeds for each in findings if each.outcome is Outcome.undecided and (seeds := _next_look(each))]
+        if waiting:
+            others = f", and {len(waiting) - 1} more wait too" if len(waiting) > 1 else ""
+            lines.append(f"  undecided: the next look needs {waiting[0]}{others}")
         answered = [each for outcome in ANSWERS for each in findings if each.outcome is outcome]
         lines += [f"  {each.outcome}: {each.text} ({_measured(each)})" for each in answered[:most]]
         lines += [f"  and {len(answered) - most} more"] * (len(answered) > most)

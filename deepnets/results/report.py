@@ -45,6 +45,7 @@ from deepnets.results.table import (
     result_sheets,
     tables_of,
 )
+from deepnets.runs.code import trained_before_change
 from deepnets.runs.folder import RunFolder
 from deepnets.system.files import make_own_folder, writing
 from deepnets.system.printing import as_text, console_for
@@ -82,8 +83,13 @@ def report(
     tables = tables_of(read_runs([*paths, *in_other_arithmetic(paths)]), own=own_sweeps)
     console = console_for(STANDARD_OUTPUT in exports.values())
     comparisons = [comparison_sheets(table) for table in tables]  # made once, because testing every pair takes long
+    changes: list[str] = []
     for table, sheets in zip(tables, comparisons, strict=True):
         _print_table(console, table, sheets if full else None)
+        ended = [run.folder for column in table.columns for run in column.runs if run.has_ended and run.code]
+        changes += [f"{table.name}: {line}" for line in trained_before_change(ended)]
+    for line in changes:
+        console.print(as_text(f"warning: {line}", style="yellow"), soft_wrap=True)
     for kind, file in exports.items():
         text = EXPORTS[kind](tables)
         if file == STANDARD_OUTPUT:
@@ -100,7 +106,7 @@ def report(
     pairs = [sheet.cut(MOST_ON_PAGE) for sheets in comparisons for sheet in sheets]
     titles = [table.title(index) for table in tables for index in range(len(table.columns))]
     title = " and ".join(dict.fromkeys(titles if len(titles) <= MOST_TITLES else [table.name for table in tables]))
-    warnings = [f"{table.name}: {warning}" for table in tables for warning in table.warnings]
+    warnings = [f"{table.name}: {warning}" for table in tables for warning in table.warnings] + changes
     write_report_page(folder / "report.html", title, _summary(tables), warnings, _sections(tables, pairs, pictures))
     more = "" if full else "  (with settings, claims, rules and statistics; --full prints the last three here)"
     console.print(as_text(f"page         {RunFolder(folder / 'report.html')}{more}"), soft_wrap=True)

@@ -198,6 +198,16 @@ def trained_before(folders: Sequence[RunFolder], files: str, runs: int) -> str:
     )
 
 
+def trained_before_change(folders: Sequence[RunFolder]) -> list[str]:
+    """Return a line for each group of finished runs whose code has changed; code that is not found here counts not."""
+    by_files: dict[str, list[RunFolder]] = {}
+    for folder in folders:
+        before, now = noted_code(folder), code_of(folder.config)
+        if before and now and (changed := changed_files(folder, before, now)):
+            by_files.setdefault(", ".join(changed), []).append(folder)
+    return [trained_before(those, files, len(folders)) for files, those in by_files.items()]
+
+
 def listed(rows: Iterable[str]) -> str:
     """List the first three rows, and say how many others there are."""
     names = list(dict.fromkeys(rows))

@@ -15,7 +15,7 @@ import pytest
 
 from deepnets.commands.report import main
 from deepnets.errors import UserError
-from deepnets.results.report import compare, report
+from deepnets.results.report import _own_flags, compare, report
 from deepnets.system.files import check_folder
 from tests.browser import console_messages, missing_browser, open_browser, requested
 from tests.command import ENVIRONMENT, ROOT
@@ -195,6 +195,12 @@ def test_the_page_shows_the_table_and_all_figures(page: object, written: Written
         "Commands",
         "Rules",
     ]
+
+
+def test_a_command_of_one_row_names_the_users_own_files() -> None:
+    typed = "deepnets train --project 'my project.yaml' --trust=own.py -m sweep=mine seed=0,1 launcher=pool"
+    assert _own_flags(typed) == ["--project", "my project.yaml", "--trust=own.py"]
+    assert _own_flags("deepnets train sweep=mine") == []
 
 
 @pytest.mark.slow

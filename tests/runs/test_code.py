@@ -18,8 +18,16 @@ from deepnets.config.trust import choosing_code, trusting
 from deepnets.errors import UserError
 from deepnets.run import load_run
 from deepnets.runs import checkpoint, code
-from deepnets.runs.code import OtherCode, code_of, code_to_execute, sources_of
-from deepnets.runs.contents import Code
+from deepnets.runs.code import (
+    OtherCode,
+    code_of,
+    code_to_execute,
+    copy_code,
+    sources_of,
+    store,
+    trained_before_change,
+)
+from deepnets.runs.contents import Code, Origin
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.weights import read_weights
 from tests.command import ENVIRONMENT, ROOT, row, start, train
@@ -112,6 +120,23 @@ def test_the_modules_are_found_by_reading(project: Path) -> None:
 def test_comments_and_docstrings_do_not_count(project: Path, change: tuple[str, str], counts: bool) -> None:
     assert change[0] in SCALES
     assert (code._hash(SCALES) != code._hash(SCALES.replace(*change))) == counts
+
+
+def test_runs_of_earlier_code_are_named_and_their_code_is_kept(project: Path, tmp_path: Path) -> None:
+    config = row(tmp_path).config
+    config.model["shortcut"] = {"_target_": "own_shortcuts.Scaled", "_partial_": True, "start": 1.0}
+    folder = RunFolder(tmp_path / "outputs" / "sweep" / "own" / "seed0")
+    with trusting(project / "own_shortcuts.py"):
+        noted = code_of(config)
+        assert noted
+        folder.freeze(config, Origin(code=noted))
+        store(folder, config, noted)
+        assert trained_before_change([folder]) == []
+        (project / "own_scales.py").write_text(SCALES.replace("1.0", "5.0"))
+        (line,) = trained_before_change([folder])
+        assert line.startswith("1 finished run was trained before your code changed (own_scales.py)")
+    copy_code(folder, tmp_path / "records")
+    assert (tmp_path / "records" / ".code" / noted.hash / "own_scales.py").read_text() == SCALES
 
 
 def test_a_module_that_is_no_python_is_compared_as_text() -> None:
