@@ -17,7 +17,7 @@ from deepnets.errors import UserError
 from deepnets.launch.grid import launch
 from deepnets.results.cell import MIXED_CODE
 from deepnets.results.claims import OTHER_DEPTH, _fails_here, findings_of, pairs_of
-from deepnets.results.claims_page import _experiment, claim_sheets, claims_page, show_seeds
+from deepnets.results.claims_page import _experiment, claim_answers, claim_sheets, claims_page, show_seeds
 from deepnets.results.columns import Column, frame_of, warnings_of
 from deepnets.results.figures.points import looks_of_claims
 from deepnets.results.finding import LOOKS, Finding, Outcome, Side
@@ -212,6 +212,15 @@ def test_looking_again_is_paid_for(shape: str) -> None:
     if shape == "equal":
         assert shown[2.0][1] > 0.95
         assert shown[2.0][2] < 8  # a fixed plan takes 10
+
+
+def test_an_answer_says_what_undecided_claims_wait_for() -> None:
+    (table,) = tables_of(read_runs([ROOT / "outputs" / "records" / "he2016_table2+scale=deep"]))
+    title, *lines = claim_answers(table, 0)
+    undecided = [line for sheet in claim_sheets(table) for line in sheet.lines if line[1] == Outcome.undecided]
+    assert f"{len(undecided)} undecided" in title
+    (told,) = [line for line in lines if "the next look needs" in line]
+    assert any(line[-1] and line[-1] in told for line in undecided)
 
 
 def test_the_next_look_names_the_seeds_that_each_row_lacks() -> None:
