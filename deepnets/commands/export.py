@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     weights = with_input(read_weights(arguments.run, arguments.allow_previous), arguments.run, arguments.data)
     print(printable(f"weights      {RunFolder(write_weights(weights, arguments.to))}"))
     with writing(arguments.to):
-        copy_code(RunFolder(arguments.run), arguments.to)
+        copy_code(RunFolder(arguments.run), arguments.to, weights.code)
     print(printable(f"settings     {RunFolder(arguments.to / 'config.yaml')}"))
     failed: list[str] = []
 

@@ -28,7 +28,7 @@ from pydantic import ConfigDict, TypeAdapter
 
 from deepnets.config.hydra_errors import explained
 from deepnets.config.identity import flat
-from deepnets.config.project import CONF, home, options_key, program
+from deepnets.config.project import CONF, home, is_pure, key_at_first, options_key, program
 from deepnets.config.safe_yaml import refuse_interpolations
 from deepnets.config.schema import (
     ABSENT,
@@ -150,6 +150,7 @@ def composed(overrides: tuple[str, ...], search: Search = CONF_ALONE) -> Compose
                 OmegaConf.update(config, key, value)
             if "${" not in str(OmegaConf.to_container(base.hydra.sweeper, resolve=False)):
                 return Composed(config, base.hydra, base.choices)
+    key_at_first(search)
     with searching(search), explained(overrides), initialize_config_dir(str(CONF), version_base="1.3"):
         config = hydra.compose(search.defaults, list(overrides), return_hydra_config=True)
     node = config.hydra
@@ -250,9 +251,8 @@ class Base:
     @cached_property
     def mentioned_keys(self) -> frozenset[str]:
         """The keys that interpolations mention."""
-        return frozenset(
-            key for value in self.open_values.values() for key in re.findall(r"\.*\w+(?:\.\w+)*", str(value))
-        )
+        texts = map(str, self.open_values.values())
+        return frozenset(key for text in texts for key in re.findall(r"\.*\w+(?:\.\w+)*", text))
 
     def value(self, key: str) -> Any:
         """Return the resolved value of a dotted key, None if it, or a key that it refers to, is missing."""
@@ -304,10 +304,10 @@ def _base(overrides: tuple[str, ...], search: Search) -> Base:
         with suppress(OSError, UserError, ValueError):  # it is new, or damaged
             return BASES.validate_json((own_cache() / file).read_bytes())
     base = _composed_base(overrides, search)
-    depends_on_links = "folder_name" in base.mentioned_keys
-    if key and isinstance(base.config, Config) and base.search == search and not depends_on_links:
-        text = BASES.dump_json(base)
+    is_run = key and isinstance(base.config, Config) and base.search == search
+    if is_run and is_pure(map(str, base.open_values.values())) and options_key((), search) == key_at_first(search):
         with suppress(OSError, UserError, ValueError):  # there is no cache, or the schema refuses the values
+            text = BASES.dump_json(base, warnings=False)
             if BASES.validate_json(text) == base:
                 write_cache(file, text.decode())
                 for old in sorted(own_cache().glob("options-*"), key=os.path.getmtime)[:-REMEMBERED]:

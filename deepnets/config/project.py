@@ -24,7 +24,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 INSTALLED = (PACKAGE / "conf").is_dir()  # as in a wheel; a clone has conf/ beside the package
 CONF = PACKAGE / "conf" if INSTALLED else PACKAGE.parent / "conf"
 SCHEMAS = CONF / "schema"  # JSON schemas of the files in conf/, for editors
-RESOLVER = re.compile(r"\$\{\s*([\w.]+)\s*:")
+RESOLVER = re.compile(r"\$\{\s*([^:{}]*?(?:\$\{|(?=\s*:)))")  # its name, which another interpolation may be part of
 # The resolvers whose values depend on nothing but their arguments, the command and the working directory.
 PURE = {"at_scale", "case", "log_uniform", "uniform", "choice", "oc.select", "repository", "program"}
 
@@ -103,23 +103,37 @@ def options_key(overrides: Sequence[str], search: Search) -> str | None:
     """Return a hash of all on which the composition of these overrides depends: options, code and working directory.
 
     It is None if they depend on more: on an installed package (`pkg://`), or on a resolver such as `oc.env`. It is None
-    too if a file cannot be read: Hydra says so if it needs the file.
+    too if a folder is a link, or a file cannot be read: Hydra says so if it needs the file.
     """
     if not all(place.startswith("file://") for place in search.places):
         return None
     folders = [Path(place.removeprefix("file://")) for place in search.places]
     ours = [*CONF.rglob("*.yaml"), *(PACKAGE / "config").glob("*.py"), PACKAGE / "system" / "settings.py"]
     try:
-        options, resolvers = _read_all(_states(file for folder in folders for file in folder.rglob("*.yaml")))
+        own = [path for folder in folders for path in folder.rglob("*")]
+        if any(path.is_symlink() and path.is_dir() for path in own):  # Hydra looks into it
+            return None
+        options, texts = _read_all(_states(path for path in own if path.suffix == ".yaml"))
         defaults, _ = _read_all(_states(ours))
     except (OSError, ValueError):
         return None
-    if {*resolvers, *RESOLVER.findall("\n".join(overrides))} - PURE:
+    if not is_pure((*texts, *overrides)):
         return None
     places = [str(Path.cwd()), os.path.expanduser("~"), str(home()), program("")]
     libraries = [version("hydra-core"), version("omegaconf")]
     dependencies = [*overrides], [*search.places], search.defaults, options, defaults, places, libraries
     return hashlib.sha256(json.dumps(dependencies).encode()).hexdigest()[:24]
+
+
+@cache
+def key_at_first(search: Search) -> str | None:
+    """Return the `options_key` without overrides before this process composed any: it may know older files' options."""
+    return options_key((), search)
+
+
+def is_pure(texts: Iterable[str]) -> bool:
+    """Return whether the resolvers in these texts depend on nothing but their arguments and this command."""
+    return all(name in PURE for text in texts for name in RESOLVER.findall(text))
 
 
 State = tuple[str, int, int]  # a file, when it was changed, in nanoseconds, and its bytes
@@ -130,11 +144,10 @@ def _states(files: Iterable[Path]) -> tuple[State, ...]:
 
 
 @lru_cache(maxsize=8)
-def _read_all(files: tuple[State, ...]) -> tuple[str, frozenset[str]]:
-    """Return a hash of the content of these files, which it reads again if they change, and the resolvers in them."""
+def _read_all(files: tuple[State, ...]) -> tuple[str, tuple[str, ...]]:
+    """Return a hash of the content of these files, which it reads again if they change, and their texts."""
     content = {file: Path(file).read_text() for file, *_ in files}
-    resolvers = frozenset(name for text in content.values() for name in RESOLVER.findall(text))
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest(), resolvers
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest(), (*content.values(),)
 
 
 def home() -> Path:

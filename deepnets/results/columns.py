@@ -274,14 +274,15 @@ def _separating(inside: pd.DataFrame, file: Path | None) -> list[str]:
     keys = {key for _, same in whole.groupby("row")["run"] for key in _differing(list(same))}
     if axes:  # single runs share a folder, not a protocol
         keys |= {key for key in _differing(list(whole["run"])) if key in PROTOCOL}
-        keys |= {key for key in BUDGET if _is_edited(list(whole["run"]), key, file)}
+        if any(_is_edited(list(whole["run"]), key, file) for key in BUDGET):
+            keys |= {key for key in BUDGET if any(run.settings.get(key) is not None for run in whole["run"])}
     return sorted(keys - axes - {PRECISION})
 
 
 def _is_edited(runs: Sequence[Run], key: str, file: Path | None) -> bool:
     """Return whether the sweep's file sets the key to one number for all rows, and some runs have another one."""
     typed = {change.partition("=")[0] for run in runs for change in _changes(run.grid)}
-    for place in {file or run.grid / f"{run.table}.yaml" for run in runs} if key not in typed else ():
+    for place in {file or run.grid / f"{run.table}.yaml" for run in runs} if not typed & {*BUDGET} else ():
         number = value_at_scale(place, key, FULL)
         numbers = {run.settings.get(key) for run in runs}
         is_full = all(run.settings.get("scale.name") == FULL for run in runs)

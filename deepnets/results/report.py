@@ -53,7 +53,14 @@ from deepnets.system.printing import as_text, console_for
 EXPORTS = {"csv": to_csv, "latex": to_latex, "markdown": to_markdown}
 STANDARD_OUTPUT = Path("-")
 MOST_COMPARISONS, MOST_ON_PAGE = 10, 300  # pairs of rows shown, smallest p first; 200 rows have 19900 pairs
-OWN_FLAGS = ("--project", "--config-dir", "--config-name", "--trust")  # of train, which the overrides do not have
+OWN_FLAGS = (
+    "--project",
+    "--config-dir",
+    "-cd",
+    "--config-name",
+    "-cn",
+    "--trust",
+)  # of train, which the overrides do not have
 MOST_ANSWERS = 8  # lines about a column's claims, in the terminal
 MOST_TITLES = 3  # columns named in the title of a page
 MOST_KEYS = 40  # settings in a sheet; no reader can take in more
@@ -187,7 +194,10 @@ def environment_sheet(runs: Sequence[Run]) -> Sheet:
 
 def _own_flags(command: str) -> list[str]:
     """Return the options of a typed command that say where the user's own files are, as --project FILE."""
-    words = shlex.split(command)
+    try:
+        words = shlex.split(command)
+    except ValueError:  # a record of another hand
+        return []
     pairs = zip(words, [*words[1:], ""], strict=True)
     flags = [[word] if "=" in word else [word, value] for word, value in pairs if word.partition("=")[0] in OWN_FLAGS]
     return [word for flag in flags for word in flag]

@@ -139,7 +139,8 @@ def tables_of(runs: Sequence[Run], sweeps: Path = SWEEPS, own: Path | None = Non
         # The folder of a copied sweep may have any name.
         files += [grid / f"{run.noted_sweep}.yaml" for run in members["run"] if run.noted_sweep for grid in grids]
         file = next(filter(Path.is_file, files), sweeps / f"{name}.yaml")
-        tables.append(_table(file.stem, members, file.parent))
+        edited = own and own / f"{file.stem}.yaml"
+        tables.append(_table(file.stem, members, file.parent, edited if edited and edited.is_file() else None))
     return tables
 
 
@@ -223,12 +224,11 @@ def comparison_sheet(title: str, comparisons: Sequence[Comparison]) -> Sheet:
     return Sheet(title, header, tuple(map(_comparison, tested)), frozenset(header[1:8]), " ".join(notes))
 
 
-def _table(name: str, runs: pd.DataFrame, sweeps: Path) -> Table:
+def _table(name: str, runs: pd.DataFrame, sweeps: Path, edited: Path | None) -> Table:
     published = published_of(name, sweeps) if any(run.sweep for run in runs["run"]) else Published()
     order = {row: place for place, row in enumerate(_declared(sweeps / f"{name}.yaml", FULL))}
     unpublished = {*runs["row"]} - published.rows.keys()
     trained = sorted(unpublished, key=lambda row: (order.get(row, len(order)), _natural(row)))
-    edited = None if sweeps == SWEEPS else sweeps / f"{name}.yaml"  # the user's own file
     rows, columns = (*published.rows, *trained), tuple(columns_of(runs, edited))
     cells = {}
     for index, column in enumerate(columns):

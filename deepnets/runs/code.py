@@ -177,9 +177,9 @@ def copy_of(folder: RunFolder, code: Code) -> Path:
     return within if within.is_dir() else folder.grid / FOLDER / code.hash
 
 
-def copy_code(source: RunFolder, into: Path) -> None:
-    """Copy the versions of the user's own code that a run notes into the folder `into`, if they are stored here."""
-    result, noted = source.result, noted_code(source)
+def copy_code(source: RunFolder, into: Path, noted: Code | None = None) -> None:
+    """Copy the versions of the user's own code that a run, or its weights, note into the folder `into`, if stored."""
+    result, noted = source.result, noted_code(source) or noted
     for code in [*(result.code.values() if result and result.code else ()), *([noted] if noted else ())]:
         stored = copy_of(source, code)
         if stored.is_dir() and not (into / FOLDER / code.hash).is_dir():
@@ -202,9 +202,11 @@ def trained_before_change(folders: Sequence[RunFolder]) -> list[str]:
     """Return a line for each group of finished runs whose code has changed; code that is not found here counts not."""
     by_files: dict[str, list[RunFolder]] = {}
     for folder in folders:
-        before, now = noted_code(folder), code_of(folder.config)
-        if before and now and (changed := changed_files(folder, before, now)):
-            by_files.setdefault(", ".join(changed), []).append(folder)
+        with suppress(UserError):  # a file of code cannot be read
+            result, now = folder.result, code_of(folder.config)
+            before = [noted_code(folder), *(result.code.values() if result and result.code else ())][-1]
+            if before and now and (changed := changed_files(folder, before, now)):
+                by_files.setdefault(", ".join(changed), []).append(folder)
     return [trained_before(those, files, len(folders)) for files, those in by_files.items()]
 
 
@@ -228,7 +230,7 @@ def code_to_execute(
     """
     before, choice = noted_code(folder) or noted, chosen_code()
     if before and choice not in (None, CodeChoice.current):
-        execute_copy(folder, before if choice == CodeChoice.frozen else Code(hash=str(choice)))
+        execute_copy(folder, before if choice == CodeChoice.frozen else before.model_copy(update={"hash": str(choice)}))
     now = code_of(config)
     if not before or not now:
         return now

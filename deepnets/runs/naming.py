@@ -10,10 +10,13 @@ from itertools import chain, combinations, islice
 from pathlib import Path
 from typing import Any
 
-from deepnets.config.compose import composed_base
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from deepnets.config.compose import compose, composed_base
 from deepnets.config.identity import flat, folder_name, is_execution
 from deepnets.config.project import CONF
-from deepnets.config.schema import ABSENT, DEFAULTS, Row, value_at
+from deepnets.config.schema import ABSENT, DEFAULTS, Row, Search, value_at
 from deepnets.config.sweep import SWEEPS
 from deepnets.errors import UserError, brief
 from deepnets.runs.folder import RunFolder, run_folders
@@ -43,8 +46,8 @@ def folder_of(row: Row) -> RunFolder:
 
     With `name=NAME`, NAME replaces `runs` or the sweep's name. A change is a setting whose value differs from that of
     the named options or the named sweep: `epochs=164` is no change if they set 164 too. If the run already lies in a
-    folder named with fewer changes, because its file has been edited since, it stays there. A new run joins the runs
-    of such a sweep's folder that have its values of the changes, if no folder is named with all of them.
+    folder named with fewer changes, because its file has been edited since, it stays there. A new run of a sweep joins
+    such runs from before an edit that have its values, if no folder is named with all changes.
 
     Raises:
         UserError: `sweep.axes` is empty, or has a name that is neither a group nor a key.
@@ -75,21 +78,28 @@ def folder_of(row: Row) -> RunFolder:
         return held
     if row.config.sweep and changes and not folder.grid.is_dir():
         for other, kept in zip(others, islice(_parts(changes), 1, None), strict=True):
-            place, omitted = other.grid, frozenset(changes) - {*kept}
-            if place.is_dir() and _has_runs_with(place, omitted, place.stat().st_mtime_ns):
+            omitted, place = frozenset(changes) - {*kept}, other.grid
+            is_free = place.is_dir() and not (other.path / "config.yaml").is_file()
+            if is_free and _holds_before_edit(place, omitted, row.search, place.stat().st_mtime_ns):
                 return other
     return folder
 
 
 @cache
-def _has_runs_with(grid: Path, changes: frozenset[str], changed_at: int) -> bool:
-    """Return whether a sweep's folder, last changed then, has a run with these `key=value`; reads one of each row."""
+def _holds_before_edit(grid: Path, changes: frozenset[str], search: Search, changed_at: int) -> bool:
+    """Return whether a sweep's folder, last changed then, has a run with these `key=value` from before an edit.
+
+    Today's files give that run's overrides other values.
+    """
     keys = [change.partition("=")[0] for change in changes]
-    for run in {run.path.parent: run for run in run_folders(grid)}.values():
-        with suppress(UserError):  # nobody asked for this run
-            config = run.config
+    for run in run_folders(grid):
+        # Nobody asked for this run, and its row may be gone.
+        with suppress(UserError, HydraException, OmegaConfBaseException):
+            config, overrides = run.config, run.origin.overrides
             if changes == {_change(key, value_at(config, key)) for key in keys}:
-                return True
+                today = compose(overrides, search).config
+                if not changes & {_change(key, value_at(today, key)) for key in keys}:
+                    return True
     return False
 
 

@@ -141,7 +141,7 @@ class _NothingDrawn(TorchFunctionMode):
     """Skips random numbers within its context: the meta device takes long to draw none."""
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
-        return args[0] if func in DRAWS else func(*args, **(kwargs or {}))
+        return args[0] if func in DRAWS and args[0].is_meta else func(*args, **(kwargs or {}))
 
 
 def try_out(model: nn.Module, shape: tuple[int, int, int]) -> None:

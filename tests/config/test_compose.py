@@ -27,8 +27,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 def later(*words: str, places: tuple[Path, ...] = ()) -> Row:
     """Compose a row as a later process would."""
-    module._base.cache_clear()
-    module.composed.cache_clear()
+    for function in (module._base, module.composed, module.key_at_first):
+        function.cache_clear()
     return compose(words, Search(tuple(f"file://{place}" for place in places)))
 
 
@@ -63,6 +63,45 @@ def test_an_edited_option_is_composed_again(tmp_path: Path, cache: Path) -> None
         file.write_text(OPTION % epochs)
         assert later("sweep=mine", places=(tmp_path,)).config.epochs == epochs
     assert len([*cache.glob("options-*")]) == 2
+
+
+def test_a_process_that_knows_older_options_writes_nothing(tmp_path: Path, cache: Path) -> None:
+    file = tmp_path / "optimizer" / "mine.yaml"
+    file.parent.mkdir()
+    search = Search((f"file://{tmp_path}",))
+    for lr in (0.5, 0.25):
+        file.write_text(f"_target_: torch.optim.SGD\n_partial_: true\nlr: {lr}\n")
+        if lr == 0.5:
+            later("optimizer=mine", places=(tmp_path,))
+        compose(("optimizer=mine", "model.depth=14"), search)
+        compose(("optimizer=mine", "protocol=he2015"), search)
+    for words in ((), ("model.depth=14",), ("protocol=he2015",)):
+        assert later("optimizer=mine", *words, places=(tmp_path,)).config.optimizer["lr"] == 0.25
+
+
+def test_a_linked_folder_and_a_resolver_in_disguise_are_not_remembered(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "options").mkdir()
+    (tmp_path / "options" / "sweep").symlink_to(tmp_path / "real")
+    for epochs in (3, 4):
+        (tmp_path / "real" / "mine.yaml").write_text(OPTION % epochs)
+        assert later("sweep=mine", places=(tmp_path / "options",)).config.epochs == epochs
+    hidden = tmp_path / "hidden" / "sweep" / "mine.yaml"
+    hidden.parent.mkdir(parents=True)
+    hidden.write_text(OPTION % r'"\x24{oc.decode:\x24{oc.env:EPOCHS}}"')
+    for epochs in (3, 4):
+        monkeypatch.setenv("EPOCHS", str(epochs))
+        assert later("sweep=mine", places=(tmp_path / "hidden",)).config.epochs == epochs
+    assert not [*cache.glob("options-*")]
+
+
+def test_a_folder_whose_name_is_not_utf_8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    assert later("output_root=here").config.output_root == str(folder / "here")
 
 
 def test_another_working_directory_is_composed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

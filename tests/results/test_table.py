@@ -288,7 +288,15 @@ def test_a_row_with_another_batch_size_or_budget_stands_in_another_column(
     assert [len(table.cells["none", index].errors) for index in (0, 1)] == [0, 3]
 
 
-@pytest.mark.parametrize(("content", "label"), [("epochs: 2", "full"), ("epochs: 5", "epochs=2"), ("", "full")])
+@pytest.mark.parametrize(
+    ("content", "label"),
+    [
+        ("epochs: 2", "full"),
+        ("epochs: 5", "epochs=2"),
+        ("epochs: null\niterations: 500", "epochs=2"),
+        ("", "full"),
+    ],
+)
 def test_a_budget_edited_in_the_file_after_all_runs_is_named(
     content: str, label: str, trained: Trained, tmp_path: Path
 ) -> None:

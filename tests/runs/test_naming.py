@@ -66,7 +66,8 @@ def test_a_new_row_joins_the_runs_whose_settings_are_typed_after_an_edit(tmp_pat
     named = folder_of(second).grid
     assert named == tmp_path / "digits_shortcuts+epochs=3"
     edited = RunFolder(tmp_path / "digits_shortcuts" / "identity" / "seed0")
-    edited.freeze(first.config, Origin())
+    origin = Origin(overrides=[words[0], "model/shortcut=identity", "seed=0"])
+    edited.freeze(first.config, origin)
     assert folder_of(second).path == tmp_path / "digits_shortcuts" / "none" / "seed0"
     assert folder_of(row(tmp_path, *words, "model/shortcut=none", "seed=7")).grid == edited.grid
     for others in (["epochs=4"], ["epochs=3", "batch_size=64"]):
@@ -74,9 +75,28 @@ def test_a_new_row_joins_the_runs_whose_settings_are_typed_after_an_edit(tmp_pat
     (edited.path / "config.yaml").write_text("model: [")
     (edited.grid / "other").mkdir()  # so the folder has changed
     assert folder_of(second).grid == named
-    edited.freeze(replace(first.config, overwrite=True), Origin())
+    edited.freeze(replace(first.config, overwrite=True), origin)
     named.mkdir()
     assert folder_of(second).grid == named
+
+
+def test_a_new_row_joins_no_run_whose_file_has_its_values(tmp_path: Path) -> None:
+    """The protocol gives 110 layers the warm-up that is typed here for 20."""
+    words = ["sweep=he2015_table6", "model=resnet110"]
+    deepest = row(tmp_path, *words)
+    folder = folder_of(deepest)
+    folder.freeze(deepest.config, Origin(overrides=[*words, "seed=0"]))
+    typed = row(tmp_path, words[0], "model=resnet20", "schedule.warmup_iterations=400")
+    assert folder_of(typed).grid.name == "he2015_table6+schedule.warmup_iterations=400"
+    # Nor does it take the folder of a run with other settings.
+    words = ["sweep=digits_shortcuts", "model/shortcut=identity", "seed=0"]
+    for seed, epochs in enumerate((10, 3)):
+        other = row(tmp_path, *words[:2], f"seed={seed}", f"epochs={epochs}")
+        RunFolder(folder_of(row(tmp_path, *words[:2], f"seed={seed}")).path).freeze(
+            other.config, Origin(overrides=words)
+        )
+    assert folder_of(row(tmp_path, *words, "epochs=3")).grid.name == "digits_shortcuts+epochs=3"
+    assert folder_of(row(tmp_path, *words[:2], "seed=2", "epochs=3")).grid.name == "digits_shortcuts"
 
 
 def test_a_long_name_is_cut_but_stays_its_own(tmp_path: Path) -> None:
