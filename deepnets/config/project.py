@@ -100,10 +100,10 @@ def check_options_folder(folder: Path) -> None:
 
 
 def options_key(overrides: Sequence[str], search: Search) -> str | None:
-    """Return a hash of all on which the composition of these overrides depends: options, code and working directory.
+    """Return a hash of all that decides what these overrides compose: options, code and working directory.
 
-    It is None if they depend on more: on an installed package (`pkg://`), or on a resolver such as `oc.env`. It is None
-    too if a folder is a link, or a file cannot be read: Hydra says so if it needs the file.
+    It is None if more decides it: an installed package (`pkg://`), a linked folder, or a resolver such as `oc.env`. It
+    is None too if a file cannot be read: Hydra says so if it needs the file.
     """
     if not all(place.startswith("file://") for place in search.places):
         return None
@@ -127,7 +127,7 @@ def options_key(overrides: Sequence[str], search: Search) -> str | None:
 
 @cache
 def key_at_first(search: Search) -> str | None:
-    """Return the `options_key` without overrides before this process composed any: it may know older files' options."""
+    """Return the `options_key` of no overrides when this process first composed; later files may differ from it."""
     return options_key((), search)
 
 

@@ -53,14 +53,7 @@ from deepnets.system.printing import as_text, console_for
 EXPORTS = {"csv": to_csv, "latex": to_latex, "markdown": to_markdown}
 STANDARD_OUTPUT = Path("-")
 MOST_COMPARISONS, MOST_ON_PAGE = 10, 300  # pairs of rows shown, smallest p first; 200 rows have 19900 pairs
-OWN_FLAGS = (
-    "--project",
-    "--config-dir",
-    "-cd",
-    "--config-name",
-    "-cn",
-    "--trust",
-)  # of train, which the overrides do not have
+OWN_FLAGS = ("--project", "--config-dir", "-cd", "--config-name", "-cn", "--trust")  # of train; no overrides
 MOST_ANSWERS = 8  # lines about a column's claims, in the terminal
 MOST_TITLES = 3  # columns named in the title of a page
 MOST_KEYS = 40  # settings in a sheet; no reader can take in more

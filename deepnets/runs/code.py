@@ -199,7 +199,7 @@ def trained_before(folders: Sequence[RunFolder], files: str, runs: int) -> str:
 
 
 def trained_before_change(folders: Sequence[RunFolder]) -> list[str]:
-    """Return a line for each group of finished runs whose code has changed; code that is not found here counts not."""
+    """Return a line for each group of finished runs whose code has changed; code that is not here does not count."""
     by_files: dict[str, list[RunFolder]] = {}
     for folder in folders:
         with suppress(UserError):  # a file of code cannot be read
