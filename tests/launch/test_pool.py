@@ -229,6 +229,8 @@ def test_runs_of_two_devices_are_the_runs_of_one(tmp_path: Path, capsys: pytest.
     assert launch(rows) == 0
     folders = folders_of(rows)
     assert {folder.path.parent for folder in folders} == {tmp_path / "digits_shortcuts" / "identity"}
+    file = tmp_path / "digits_shortcuts" / "digits_shortcuts.yaml"
+    file.write_text(file.read_text().replace("epochs: 10", "epochs: 2"))
     assert [folder.result.processes for folder in folders] == [{"0": 2}, {"0": 1}]
     assert show([tmp_path], watch=False) == 0
     assert capsys.readouterr().out.count("finished") >= 2
