@@ -29,13 +29,12 @@ from deepnets.launch.reuse import claims_below, reuse, twins_of
 from deepnets.runs.code import (
     OtherCode,
     beside_other_code,
-    changed_files,
     code_of,
     code_to_execute,
     execute_copy,
     noted_code,
     store,
-    trained_before,
+    trained_before_change,
 )
 from deepnets.runs.contents import FAILED, Code, Origin, Unreadable
 from deepnets.runs.execute import inspect
@@ -83,7 +82,7 @@ def launch(rows: list[Row]) -> int:
     if first.reuse and not first.overwrite:
         _reuse(rows, folders)
     to_execute, new_code, other_data = {}, dict[RunFolder, Code](), Counter[str]()
-    trained_before_change: dict[str, list[RunFolder]] = {}
+    of_own_code: list[RunFolder] = []
     for row, folder in with_progress(pairs, "runs frozen"):
         try:
             code = code_of(row.config)
@@ -95,8 +94,8 @@ def launch(rows: list[Row]) -> int:
             else:
                 for line in inspect(folder):
                     print_line(line)
-                if code and (before := noted_code(folder)) and (changed := changed_files(folder, before, code)):
-                    trained_before_change.setdefault(", ".join(changed), []).append(folder)
+                if code:
+                    of_own_code.append(folder)
                 if (result := folder.completed) and (change := change_of_images(row.config, result)):
                     other_data[f"now in {row.config.dataset['root']} ({change})"] += 1
         except Locked as error:  # another process trains this run; below, the launcher skips it
@@ -104,9 +103,10 @@ def launch(rows: list[Row]) -> int:
                 print_line(f"{error}; skipped")
                 continue
         to_execute[folder] = row.config
-    for files, those in trained_before_change.items():
-        print_line(trained_before(those, files, len(rows)))
-    if not trained_before_change and (told := beside_other_code(new_code)):
+    lines = trained_before_change(of_own_code, len(rows))
+    for line in lines:
+        print_line(line)
+    if not lines and (told := beside_other_code(new_code)):
         print_line(told)
     for change, count in other_data.items():
         print_line(f"{_finished(count)} on other images than those {change}; to train in another folder, add {BESIDE}")

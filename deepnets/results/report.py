@@ -87,7 +87,7 @@ def report(
     for table, sheets in zip(tables, comparisons, strict=True):
         _print_table(console, table, sheets if full else None)
         ended = [run.folder for column in table.columns for run in column.runs if run.has_ended and run.code]
-        changes += [f"{table.name}: {line}" for line in trained_before_change(ended)]
+        changes += [f"{table.name}: {line}" for line in trained_before_change(ended, len(ended))]
     for line in changes:
         console.print(as_text(f"warning: {line}", style="yellow"), soft_wrap=True)
     for kind, file in exports.items():

@@ -198,16 +198,18 @@ def trained_before(folders: Sequence[RunFolder], files: str, runs: int) -> str:
     )
 
 
-def trained_before_change(folders: Sequence[RunFolder]) -> list[str]:
-    """Return a line for each group of finished runs whose code has changed; code that is not here does not count."""
+def trained_before_change(folders: Sequence[RunFolder], runs: int) -> list[str]:
+    """Return a line for each group of these finished runs, of `runs` in all, whose code has changed.
+
+    Code that is not here does not count.
+    """
     by_files: dict[str, list[RunFolder]] = {}
     for folder in folders:
         with suppress(UserError):  # a file of code cannot be read
-            result, now = folder.result, code_of(folder.config)
-            before = [noted_code(folder), *(result.code.values() if result and result.code else ())][-1]
+            before, now = noted_code(folder), code_of(folder.config)
             if before and now and (changed := changed_files(folder, before, now)):
                 by_files.setdefault(", ".join(changed), []).append(folder)
-    return [trained_before(those, files, len(folders)) for files, those in by_files.items()]
+    return [trained_before(those, files, runs) for files, those in by_files.items()]
 
 
 def listed(rows: Iterable[str]) -> str:

@@ -131,9 +131,9 @@ def test_runs_of_earlier_code_are_named_and_their_code_is_kept(project: Path, tm
         assert noted
         folder.freeze(config, Origin(code=noted))
         store(folder, config, noted)
-        assert trained_before_change([folder]) == []
+        assert trained_before_change([folder], 1) == []
         (project / "own_scales.py").write_text(SCALES.replace("1.0", "5.0"))
-        (line,) = trained_before_change([folder])
+        (line,) = trained_before_change([folder], 1)
         assert line.startswith("1 finished run was trained before your code changed (own_scales.py)")
     copy_code(folder, tmp_path / "records")
     assert (tmp_path / "records" / ".code" / noted.hash / "own_scales.py").read_text() == SCALES
