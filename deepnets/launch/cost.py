@@ -56,8 +56,9 @@ class Paces:
     """Remembers the measured paces of networks in the user's cache, with the machine that each was measured on.
 
     With `measure`, it measures every network again. Otherwise it estimates the pace of a new network from the measured
-    network with the nearest number of multiply-adds, on this device and in this arithmetic: it scales that network's
-    pace by the ratio of multiply-adds. It measures a new network if all ratios are above 5 or below 1 / 5.
+    networks with the next fewer and the next more multiply-adds, on this device and in this arithmetic: between the two
+    it interpolates on logarithmic axes, and it scales a single one by the ratio of multiply-adds. It measures a new
+    network if all ratios are above 5 or below 1 / 5.
     """
 
     def __init__(self, measure: bool) -> None:
@@ -82,11 +83,20 @@ class Paces:
             write_cache(REMEMBERED, json.dumps({k: asdict(pace) for k, pace in self.stored.items()}))
         if key in measured_here:
             return measured_here[key], True
-        nearest = min(near, key=lambda pace: abs(math.log(pace.macs / max(size.macs, 1))))
-        ratio = size.macs / nearest.macs
-        return replace(
-            nearest, training=nearest.training * ratio, evaluation=nearest.evaluation * ratio, memory=0
-        ), False
+        return _estimated(near, size.macs), False
+
+
+def _estimated(paces: list[Pace], macs: int) -> Pace:
+    ordered = sorted(paces, key=lambda pace: pace.macs)
+    (low,) = [pace for pace in ordered if pace.macs <= macs][-1:] or ordered[:1]
+    (high,) = [pace for pace in ordered if pace.macs > macs][:1] or [low]
+
+    def between(of_low: float, of_high: float) -> float:
+        power = 1.0 if low is high else math.log(of_high / of_low) / math.log(high.macs / low.macs)
+        return of_low * (macs / low.macs) ** power
+
+    training, evaluation = between(low.training, high.training), between(low.evaluation, high.evaluation)
+    return replace(low, training=training, evaluation=evaluation, memory=0)
 
 
 def _remembered() -> dict[str, Pace]:

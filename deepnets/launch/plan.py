@@ -42,6 +42,7 @@ FLOPS_PER_MAC = 2 * 3  # a multiply and an add; the backward pass costs twice th
 TIMED = "timed"
 ILLEGAL = "cannot start"
 COPIED = "to copy"
+SHORT_SECONDS = 60  # a shorter run is one whose start shows in the total
 DEVICES = (1, 8, 64)  # the numbers of devices whose time is printed
 
 
@@ -278,6 +279,8 @@ def _times(planned: Sequence[_Planned], config: Config) -> list[str]:
         notes.append(f"one by one, not launcher.stacked={config.launcher['stacked']}")
     if any(run.seconds and run.spread is None for run in planned):
         notes.append(f"~ estimated from MACs; plan={TIMED} measures each network")
+    if any(seconds < SHORT_SECONDS for seconds, _ in runs):
+        notes.append("each run takes a few seconds more to start")
     device = describe(find_device(config.device))
     note = f" ({'; '.join(notes)})" if notes else ""
     return [f"time left  {', '.join(times) or f'for runs on {most} devices'} x {device}{note}"]

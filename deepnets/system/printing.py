@@ -59,6 +59,8 @@ def with_progress(parts: Iterable[Part], title: str, total: int | None = None) -
                 print_error(f"{title}: {done:,} of {total:,}")
                 due = time.monotonic() + LINE_SECONDS
             yield part
+        if due > begun + PATIENCE_SECONDS:
+            print_error(f"{title}: {total:,} of {total:,}")
 
 
 def console_for(exporting: bool = False) -> Console:

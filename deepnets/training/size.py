@@ -16,7 +16,8 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from deepnets.config.build import TARGETS, targets_in
 from deepnets.config.project import PACKAGE
@@ -144,6 +145,20 @@ class _NothingDrawn(TorchFunctionMode):
         return args[0] if func in DRAWS and args[0].is_meta else func(*args, **(kwargs or {}))
 
 
+class _MultiplyAdds(TorchDispatchMode):
+    """Counts within its context as torch's FlopCounterMode does, without a count for each module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if func._overloadpacket in flop_registry:
+            self.flops += flop_registry[func._overloadpacket](*args, **(kwargs or {}), out_val=output)
+        return output
+
+
 def try_out(model: nn.Module, shape: tuple[int, int, int]) -> None:
     """Compute the logits of one image by a model on the meta device or the CPU; leaves it in evaluation mode.
 
@@ -160,7 +175,7 @@ def try_out(model: nn.Module, shape: tuple[int, int, int]) -> None:
 
 
 def _counted(model: nn.Module, shapes: list[tuple[int, int, int]]) -> NetworkSize:
-    with FlopCounterMode(display=False) as counter:
+    with _MultiplyAdds() as counter:
         try_out(model, shapes[0])
     for shape in shapes[1:]:
         try_out(model, shape)
@@ -168,7 +183,7 @@ def _counted(model: nn.Module, shapes: list[tuple[int, int, int]]) -> NetworkSiz
     return NetworkSize(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         bytes=sum(parameter.nbytes for parameter in model.parameters()),
-        macs=counter.get_total_flops() // 2,
+        macs=counter.flops // 2,
         architecture=hashlib.sha256(description.encode()).hexdigest()[:16],
     )
 

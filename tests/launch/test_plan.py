@@ -1,6 +1,7 @@
 """plan=true: the grid, its cost and its state, before anything runs."""
 
 import json
+import math
 import re
 from itertools import product
 from pathlib import Path
@@ -103,6 +104,23 @@ def test_what_was_never_measured_is_estimated_by_its_multiply_adds() -> None:
     (first, _), macs = costs[0]
     (second, _), more = costs[1]
     assert second.training == pytest.approx(first.training * more / macs)
+
+
+def test_an_estimate_lies_between_the_paces_of_the_next_smaller_and_the_next_larger_network() -> None:
+    timed, paces = Paces(measure=True), {}
+    for depth in (8, 26):
+        row = config(*SMALL, f"model.depth={depth}")
+        dataset, _ = check_settings(row)
+        paces[depth], _ = timed.of(row, dataset, size_of(row, dataset))
+    for depth in (14, 20):
+        row = config(*SMALL, f"model.depth={depth}")
+        dataset, _ = check_settings(row)
+        size = size_of(row, dataset)
+        paces[depth], is_measured = Paces(measure=False).of(row, dataset, size)
+        assert not is_measured
+        share = math.log(size.macs / paces[8].macs) / math.log(paces[26].macs / paces[8].macs)
+        ratio = paces[26].training / paces[8].training
+        assert paces[depth].training == pytest.approx(paces[8].training * ratio**share)
 
 
 def test_a_network_of_many_more_multiply_adds_is_measured_itself() -> None:
