@@ -23,7 +23,7 @@ from deepnets.results.columns import (
     is_plain,
     mixes_code,
 )
-from deepnets.results.finding import CHANCE, FAIL_MARGIN, MOST, Finding, Side, Waiting
+from deepnets.results.finding import CLASSES, FAIL_MARGIN, MOST, Finding, Side, Waiting
 from deepnets.results.read import Run, example, read_runs
 from deepnets.results.registered import RegisteredFinding, analysed_number, noted_by, number_of, share_above
 from deepnets.results.statistics import WORST_ERROR, holm
@@ -152,7 +152,9 @@ def _fails_here(column: Column, row: str) -> float:
     own = [run for run in column.rows.get(row, []) if run.config]
     alike = [run for run in column.runs if own and run.config and _depth(run) == _depth(own[0]) and is_plain(run)]
     errors = [min(run.error, WORST_ERROR) for run in alike if run.error is not None]
-    return max(FAIL_ABOVE, (fmean(errors) if errors and not is_plain(own[0]) else CHANCE) - FAIL_MARGIN)
+    noted = [len(run.result["input"]["classes"]) for run in column.runs if "input" in run.result]
+    guessing = 100 - 100 / max(noted, default=CLASSES)
+    return max(FAIL_ABOVE, (fmean(errors) if errors and not is_plain(own[0]) else guessing) - FAIL_MARGIN)
 
 
 def _depth(run: Run) -> list[Any]:

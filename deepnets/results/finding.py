@@ -17,7 +17,7 @@ from deepnets.results.statistics import CONFIDENCE, TEST_SET_NOTE, WORST_ERROR, 
 
 LOOKS = {3: 0.005, 5: 0.015, 10: 0.03}  # seeds of each row at a look: the part of the 5 % error that this look spends
 MOST = max(LOOKS)
-CHANCE = 90.0  # percent; the error of guessing among ten classes
+CLASSES = 10  # of a run that did not note them
 FAIL_MARGIN = 10.0  # percent points
 
 CLAIM_RULE = (
@@ -29,11 +29,10 @@ CLAIM_RULE = (
     "No difference: the interval lies within plus and minus the margin, if the sweep states one for the scale. "
     "Undecided: no look has answered yet. At the protocol of a published table a run fails by the paper's bound "
     f"({FAIL_ABOVE:.0f}%, or the claim's own); elsewhere it fails above {FAIL_ABOVE:.0f}%, unless it is "
-    f"{FAIL_MARGIN:.0f} percent points better than the plain net of its depth, or than guessing among ten classes if "
-    "the table has none or the row is that net. The "
-    "claim that a row fails is supported only if all of its runs fail too, and no run of the other row does; it is "
-    "contradicted if none of its runs fails and the interval does not lie on the claimed side; it is not shown at this "
-    "scale if a row that learns in the paper fails here by the same rule. "
+    f"{FAIL_MARGIN:.0f} percent points better than the plain net of its depth, or than guessing if the table "
+    "has none or the row is that net. The claim that a row fails is supported only if all of its runs fail too, and no "
+    "run of the other row does; it is contradicted if none of its runs fails and the interval does not lie on the "
+    "claimed side; it is not shown at this scale if a row that learns in the paper fails here by the same rule. "
     f"A diverged run counts as {WORST_ERROR:.0f}%. p (Holm) is the smallest p of the looks, corrected for the part of "
     "the error that each spends and for the distinct pairs of rows in the sweep; it is a second mark, not the answer. "
     "P is the share of pairs of runs in which the first row's error is higher; ties count half. "

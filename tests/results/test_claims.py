@@ -411,6 +411,16 @@ def test_a_row_fails_by_the_plain_net_of_its_own_depth() -> None:
     assert _fails_here(digits.columns[0], "identity") == 20  # where the plain net learns, too
 
 
+def test_guessing_is_that_of_the_classes_that_the_runs_have() -> None:
+    column = Column("all", False, frame_of(read_runs([ROOT / "outputs" / "records" / "digits_shortcuts"])))
+    for classes, bound in ((2, 40), (4, 65), (100, 89)):
+        runs = [
+            replace(run, result=run.result | {"input": {"classes": list(map(str, range(classes)))}})
+            for run in column.runs
+        ]
+        assert _fails_here(Column("all", False, frame_of(runs)), "none of them") == bound
+
+
 def test_a_claim_about_an_axis_is_about_each_pair_of_rows() -> None:
     claim = Claim("full", Relation.below, "original", Measured.test, "Table 2")
     rows = ("basic,original", "basic,full", "bottleneck,original", "bottleneck,full", "wide,full")

@@ -168,7 +168,8 @@ def _scale(figure: Figure, panels: list[Axes], runs: Sequence[Run], unit: str, l
         panels[0].yaxis.set_minor_formatter(NullFormatter())
     elif ends:
         panels[0].set_ylim(0, max(1e-3, min(1.05 * highest, max(1.2 * max(ends), 2.5 * median(ends), max(settled)))))
-    panels[0].locator_params(axis="x", integer=True)
+    last = max((x for run in runs for x in _values(run, unit)[-1:]), default=0)
+    panels[0].locator_params(axis="x", integer=True, nbins=6 if last >= 10_000 else "auto")  # long numbers would touch
     figure.supxlabel(f"{unit}   (thin: training, bold: test)", fontsize=9, color=INK)
     figure.supylabel("error (%)", fontsize=9, color=INK)
 
