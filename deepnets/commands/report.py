@@ -94,8 +94,8 @@ def _check(given: argparse.Namespace, exports: dict[str, Path]) -> None:
             raise UserError(
                 f"--compare writes a page; it does not go with {', '.join(f'--{kind}' for kind in exports)}"
             )
-        if unused := [name for name in ("full", "project", "config_dir") if getattr(given, name)]:
-            raise UserError(f"--compare does not use --{unused[0].replace('_', '-')}: drop it")
+        if given.full:
+            raise UserError("--compare does not use --full: drop it")
         return
     if not given.folders:
         raise UserError("name the folder of a sweep, as in outputs/<sweep>; --help lists all options")

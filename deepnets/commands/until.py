@@ -14,8 +14,9 @@ from deepnets.config.claim import Claim, Registered, decidable_of
 from deepnets.config.schema import Config, Row, axes_of
 from deepnets.config.sweep import sweep_of
 from deepnets.errors import UserError
-from deepnets.launch.grid import check_tables, file_of_sweep, launch
+from deepnets.launch.grid import check_tables, launch
 from deepnets.launch.plan import compute_of, show_plan
+from deepnets.launch.reuse import file_of_sweep
 from deepnets.launch.slurm import Slurm
 from deepnets.results.claims import OTHER_DEPTH, AnyFinding, are_of_other_depth, findings_of, pairs_of
 from deepnets.results.claims_page import claim_answers

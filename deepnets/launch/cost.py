@@ -9,8 +9,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from pydantic import TypeAdapter
+from scipy.optimize import isotonic_regression
 from torch import Tensor, UntypedStorage
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -55,10 +57,9 @@ PACES = TypeAdapter(dict[str, Pace])
 class Paces:
     """Remembers the measured paces of networks in the user's cache, with the machine that each was measured on.
 
-    With `measure`, it measures every network again. Otherwise it estimates the pace of a new network from the measured
-    networks with the next fewer and the next more multiply-adds, on this device and in this arithmetic: between the two
-    it interpolates on logarithmic axes, and it scales a single one by the ratio of multiply-adds. It measures a new
-    network if all ratios are above 5 or below 1 / 5.
+    With `measure`, it measures every network again. Otherwise it estimates the pace of a new network from the paces
+    measured on this device and in this arithmetic. It measures a new network if none of the measured ones has between
+    1 / 5 and 5 times its multiply-adds.
     """
 
     def __init__(self, measure: bool) -> None:
@@ -83,20 +84,23 @@ class Paces:
             write_cache(REMEMBERED, json.dumps({k: asdict(pace) for k, pace in self.stored.items()}))
         if key in measured_here:
             return measured_here[key], True
-        return _estimated(near, size.macs), False
+        return _estimated([pace for pace in others if pace.macs], size.macs), False
 
 
 def _estimated(paces: list[Pace], macs: int) -> Pace:
+    """Estimate a pace that does not fall with the multiply-adds, though these may have been measured under other loads.
+
+    Between two networks it interpolates on logarithmic axes; beyond the last it scales by the ratio of multiply-adds.
+    """
     ordered = sorted(paces, key=lambda pace: pace.macs)
-    (low,) = [pace for pace in ordered if pace.macs <= macs][-1:] or ordered[:1]
-    (high,) = [pace for pace in ordered if pace.macs > macs][:1] or [low]
+    known = np.log([pace.macs for pace in ordered])
 
-    def between(of_low: float, of_high: float) -> float:
-        power = 1.0 if low is high else math.log(of_high / of_low) / math.log(high.macs / low.macs)
-        return of_low * (macs / low.macs) ** power
+    def at(seconds: list[float]) -> float:
+        x, fitted = math.log(max(macs, 1)), isotonic_regression(np.log(seconds)).x
+        return float(np.exp(np.interp(x, known, fitted) + min(x - known[0], 0) + max(x - known[-1], 0)))
 
-    training, evaluation = between(low.training, high.training), between(low.evaluation, high.evaluation)
-    return replace(low, training=training, evaluation=evaluation, memory=0)
+    training, evaluation = at([pace.training for pace in ordered]), at([pace.evaluation for pace in ordered])
+    return Pace(training, evaluation, memory=0, macs=macs)
 
 
 def _remembered() -> dict[str, Pace]:

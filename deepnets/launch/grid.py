@@ -18,27 +18,34 @@ from typing import ClassVar, Literal, Protocol
 from rich.table import Column, Table
 
 from deepnets.config.build import build
-from deepnets.config.claim import check_claims, claims_of, claims_on_file
-from deepnets.config.identity import flat, identity, identity_hash
-from deepnets.config.project import git_commit, home
+from deepnets.config.claim import check_claims, claims_of
+from deepnets.config.identity import flat, identity
+from deepnets.config.project import git_commit
 from deepnets.config.schema import CodeChoice, Config, Row
-from deepnets.config.sweep import SWEEPS
 from deepnets.config.trust import choose_code
 from deepnets.errors import UserError
-from deepnets.launch.reuse import claims_below, reuse, twins_of
+from deepnets.launch.reuse import claims_known, file_of_sweep, lacks_claims, reuse, twins_of
 from deepnets.runs.code import (
     OtherCode,
     beside_other_code,
     code_of,
     code_to_execute,
     execute_copy,
+    listed,
     noted_code,
     store,
     trained_before_change,
 )
 from deepnets.runs.contents import FAILED, Code, Origin, Unreadable
 from deepnets.runs.execute import inspect
-from deepnets.runs.folder import BESIDE, Locked, OtherSettings, RunFolder, lines_by_reason
+from deepnets.runs.folder import (
+    BESIDE,
+    Locked,
+    OtherSettings,
+    RunFolder,
+    claims_below,
+    lines_by_reason,
+)
 from deepnets.runs.naming import folders_of
 from deepnets.runs.record import change_of_images, describe_result, duration
 from deepnets.runs.start import check_start
@@ -48,7 +55,6 @@ from deepnets.system.printing import as_text, print_error, print_line, print_ric
 from deepnets.training.checks import check
 
 Retry = Literal["failed"]  # "failed" executes failed runs again; None skips them
-PILOT = "sweep.claims=[]"  # a run that is typed with this word counts for no claim
 OUTPUT = "output.txt"  # in a run's folder: the output of the run's own process, if it has one
 
 
@@ -79,6 +85,7 @@ def launch(rows: list[Row]) -> int:
         first_lines = [f"{len(errors)} of {len(rows)} runs cannot start; none was started"]
         raise UserError("\n".join([*first_lines, *reasons, *remedies_of(errors.values(), rows)]))
     launcher.check_all({folder: row.config for row, folder in zip(rows, folders, strict=True)})
+    fresh = [(row, folder) for row, folder in pairs if not folder.has_begun and not folder.is_complete]
     if first.reuse and not first.overwrite:
         _reuse(rows, folders)
     to_execute, new_code, other_data = {}, dict[RunFolder, Code](), Counter[str]()
@@ -108,6 +115,11 @@ def launch(rows: list[Row]) -> int:
         print_line(line)
     if not lines and (told := beside_other_code(new_code)):
         print_line(told)
+    if repeated := [folder for row, folder in fresh if lacks_claims(row, folder)]:
+        print_line(
+            f"{len(repeated)} of these runs repeat seeds that had begun before claims of this sweep were written down, "
+            f"and count for none of these claims (rows {listed(folder.path.parent.name for folder in repeated)})"
+        )
     for change, count in other_data.items():
         print_line(f"{_finished(count)} on other images than those {change}; to train in another folder, add {BESIDE}")
     for grid in dict.fromkeys(folder.path.parents[1] for folder in folders):
@@ -154,13 +166,6 @@ def check_tables(rows: Sequence[Row], folders: Sequence[RunFolder]) -> None:
             if origin and origin.choices and (sweep := origin.choices.get("sweep")) != row.choices.get("sweep"):
                 runs = f"runs of sweep={sweep}" if sweep else "runs without a sweep"
                 raise UserError(f"{RunFolder(place)}: holds {runs}; choose another name=NAME")
-
-
-def file_of_sweep(row: Row) -> Path:
-    """Return the file of the row's sweep: the user's own file if there is one, else the file in conf/."""
-    name = f"{row.choices.get('sweep')}.yaml"
-    places = (Path(place.removeprefix("file://")) / "sweep" for place in row.search.places)
-    return next((place / name for place in places if (place / name).is_file()), SWEEPS / name)
 
 
 class Launcher(Protocol):
@@ -352,7 +357,7 @@ def _origin(row: Row, folder: RunFolder, code: Code | None) -> Origin:
         overrides=list(row.overrides),
         choices=row.choices,
         commit=git_commit(),
-        claims=_claims_known(row, folder),
+        claims=claims_known(row, folder),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     return origin.model_copy(update={"code": code}) if code else origin
@@ -363,23 +368,3 @@ def _typed_command() -> str:
     program, *words = sys.argv
     verb = program.split() if program.startswith("deepnets ") else [os.path.basename(sys.executable), program]
     return shlex.join([*verb, *words])
-
-
-def _claims_known(row: Row, folder: RunFolder) -> list[str]:
-    """Return the claims, as SWEEP/HASH, that were in a sweep file before anybody could see this run's result.
-
-    The result counts for these claims only; a pilot's counts for none. If a run of the same identity has begun already,
-    under `output_root` or among the outputs and records here, this run will give the same numbers (or, if the user's
-    own code has changed, similar ones), so it gets only claims that the earlier run has too.
-    """
-    if PILOT in row.overrides:
-        return []
-    folders = [SWEEPS, *(Path(place.removeprefix("file://")) / "sweep" for place in row.search.places)]
-    roots = {Path(row.config.output_root).resolve(), (home() / "outputs").resolve()}
-    own = identity_hash(row.config)
-    seen = [claims for root in roots for claims in claims_below(root, row.config.seed).get(own, [])]
-    with suppress(Unreadable):  # a run that is overwritten may itself have overwritten another, whose claims it knew
-        seen += [origin.claims] if (origin := Origin.read(folder.path)) else []
-    on_file = [claim for sweeps in folders for claim in claims_on_file(sweeps)]
-    # Older runs noted bare hashes, without the sweep.
-    return [claim for claim in on_file if all({claim, claim.rpartition("/")[2]} & {*claims} for claims in seen)]

@@ -120,10 +120,12 @@ def compute_of(rows: Sequence[Row]) -> list[Compute]:
 
 
 def _print_twins(twins: Mapping[RunFolder, RunFolder], remedy: str) -> None:
-    counts = Counter((folder.path.parent.name, str(RunFolder(twin.path.parent))) for folder, twin in twins.items())
-    for (row, other), count in counts.items():
-        seeds = f"{count} seed{'s' * (count > 1)}"
-        print_line(f"{row}: {seeds} finished in {other}, with the same identity{remedy}")
+    by_grid: dict[str, list[str]] = {}
+    for folder, twin in twins.items():
+        by_grid.setdefault(str(RunFolder(twin.grid)), []).append(folder.path.parent.name)
+    for grid, names in by_grid.items():
+        seeds = f"{len(names)} seed{'s' * (len(names) > 1)}"
+        print_line(f"{seeds} of {listed(names)} finished in {grid}, with the same identity{remedy}")
 
 
 def makespan(runs: Sequence[tuple[float, int]], devices: int) -> float:
@@ -280,7 +282,7 @@ def _times(planned: Sequence[_Planned], config: Config) -> list[str]:
     if any(run.seconds and run.spread is None for run in planned):
         notes.append(f"~ estimated from MACs; plan={TIMED} measures each network")
     if any(seconds < SHORT_SECONDS for seconds, _ in runs):
-        notes.append("each run takes a few seconds more to start")
+        notes.append("without what each run takes to start")
     device = describe(find_device(config.device))
     note = f" ({'; '.join(notes)})" if notes else ""
     return [f"time left  {', '.join(times) or f'for runs on {most} devices'} x {device}{note}"]

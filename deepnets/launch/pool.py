@@ -86,6 +86,7 @@ class Pool:
         config = runs[folders[0]]
         tally = Tally(folders, before=failed_before(folders, self.retry))
         tally.begin()
+        print_line(*self.describe(runs))
         with ExitStack() as held, Interruption() as interruption:
             pool = _Scheduler(tally, config, self.slots(config.device), held)
             try:

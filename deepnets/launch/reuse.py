@@ -1,4 +1,4 @@
-"""Finds and copies runs that another sweep has trained.
+"""Finds runs that another sweep has trained, copies them, and says which claims a repeated seed can know.
 
 One identity is one experiment, even if the rows' names differ.
 """
@@ -9,15 +9,18 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from deepnets.config.claim import claims_on_file
 from deepnets.config.identity import identity_hash
+from deepnets.config.project import home
 from deepnets.config.schema import Row
-from deepnets.errors import UserError
+from deepnets.config.sweep import SWEEPS
 from deepnets.runs.code import code_of, copy_code, is_by
 from deepnets.runs.contents import FINISHED, Origin, Result, Unreadable
-from deepnets.runs.folder import Locked, RunFolder, run_folders
+from deepnets.runs.folder import Locked, RunFolder, claims_noted, run_folders
 from deepnets.runs.owner import OWNER
 from deepnets.system.files import write_atomically
 
+PILOT = "sweep.claims=[]"  # a run that is typed with this word counts for no claim
 OWN_FILES = ("config.yaml", Origin.FILE, Result.FILE, ".lock")  # the copy writes its own; the result comes last
 
 
@@ -73,19 +76,34 @@ def _finished(root: Path) -> dict[str, list[RunFolder]]:
     return runs
 
 
-@cache
-def claims_below(root: Path, seed: int) -> dict[str, list[list[str]]]:
-    """Return the list of claims of each run or record of a seed in a folder of outputs, by the run's identity.
+def claims_known(row: Row, folder: RunFolder) -> list[str]:
+    """Return the claims, as SWEEP/HASH, that were in a sweep file before anybody could see this run's result.
 
-    The runs have ended, or have begun, so that their errors could be seen.
+    The result counts for these claims only; a pilot's counts for none. If a run of the same identity has begun already,
+    under `output_root` or among the outputs and records here, this run will give the same numbers (or, if the user's
+    own code has changed, similar ones), so it gets only claims that the earlier run has too.
     """
-    claims: dict[str, list[list[str]]] = {}
-    for depth in ("*/*", "*/*/*"):  # records, and runs in a folder of their own below the root, lie deeper
-        for file in root.glob(f"{depth}/seed{seed}/config.yaml"):
-            folder = RunFolder(file.parent)
-            with suppress(UserError):  # reports name a folder that cannot be read
-                if result := folder.completed:
-                    claims.setdefault(result.identity or "", []).append(result.claims)
-                elif folder.has_begun:
-                    claims.setdefault(identity_hash(folder.config), []).append(folder.origin.claims)
-    return claims
+    if PILOT in row.overrides:
+        return []
+    folders = [SWEEPS, *(Path(place.removeprefix("file://")) / "sweep" for place in row.search.places)]
+    roots = {Path(row.config.output_root).resolve(), (home() / "outputs").resolve()}
+    seen = claims_noted(row.config, roots)
+    with suppress(Unreadable):  # a run that is overwritten may itself have overwritten another, whose claims it knew
+        seen += [origin.claims] if (origin := Origin.read(folder.path)) else []
+    on_file = [claim for sweeps in folders for claim in claims_on_file(sweeps)]
+    # Older runs noted bare hashes, without the sweep.
+    return [claim for claim in on_file if all({claim, claim.rpartition("/")[2]} & {*claims} for claims in seen)]
+
+
+def lacks_claims(row: Row, folder: RunFolder) -> bool:
+    """Return whether the run, which is no pilot, does not know all claims that its sweep's file has."""
+    file = file_of_sweep(row)
+    own = {claim for claim in claims_on_file(file.parent) if claim.startswith(f"{file.stem}/")}
+    return PILOT not in row.overrides and not own <= {*folder.origin.claims}
+
+
+def file_of_sweep(row: Row) -> Path:
+    """Return the file of the row's sweep: the user's own file if there is one, else the file in conf/."""
+    name = f"{row.choices.get('sweep')}.yaml"
+    places = (Path(place.removeprefix("file://")) / "sweep" for place in row.search.places)
+    return next((place / name for place in places if (place / name).is_file()), SWEEPS / name)

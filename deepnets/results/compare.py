@@ -177,7 +177,7 @@ def _sheet(record: Run, mine: Run, groups: dict[str, Lines], errors: Sequence[fl
     by = signed(_finite(mine) - _finite(record))
     lines.append(("result", "test error in percent", percent(record.error), percent(mine.error), by))
     if interval := _interval(errors):
-        mean, low, high = sum(interval) / 2, max(interval[0], 0), interval[1]
+        mean, low, high = sum(interval) / 2, max(interval[0], 0), min(interval[1], WORST_ERROR)
         chance = f"one more run lies in {low:.2f} to {high:.2f} with {CONFIDENCE:.0%} probability"
         notes.append(f"{len(errors)} seeds of the record's row: mean {mean:.2f}; {chance}.")
     lacking = [name for name in ("data", "beginning") if not {name} <= record.result.keys() & mine.result.keys()]
@@ -215,7 +215,7 @@ def _sentence(record: Run, mine: Run, groups: dict[str, Lines], errors: Sequence
     within = f"within ±{(high - low) / 2:.2f} of its mean with {CONFIDENCE:.0%} probability"
     here = f"mine is {abs(_finite(mine) - (low + high) / 2):.2f} from it"
     if low <= _finite(mine) <= high:
-        verdict = "seeds alone may differ so much" if settings else "seeds explain it"
+        verdict = "seeds alone may differ so much" if settings or groups["own code"] else "seeds explain it"
     else:
         suspects = settings + causes + [*({"deepnets"} & {*groups["versions"]})]
         first = f"look first at: {_named(suspects)}" if suspects else "nothing else that both noted differs"

@@ -324,7 +324,7 @@ def _values(runs: Sequence[Run]) -> dict[str, str]:
     each = []
     for run in runs:
         facts = {name: run.result.get(name) for name in ("device", "precision", "threads", "commit")}
-        facts["torch"] = run.result.get("versions", {}).get("torch")
+        facts |= {"torch": run.result.get("versions", {}).get("torch"), "own code": run.code or None}
         noted = {f"trained: {name}": value for name, value in facts.items() if value is not None}
         each.append({**run.settings, "seed": run.seed, **noted})
     return _texts(each)

@@ -156,7 +156,7 @@ def result_sheet(table: Table, index: int) -> Sheet:
     if table.trials:
         notes = [search_note(table.trials.column(index).values())]
     else:
-        notes = ["Test error in percent; training: median error of the last epoch, on augmented images."]
+        notes = ["Test error in percent; training: median error of the last epoch, on its images as trained."]
         notes += [f"Published: {table.published.statistic}."] if table.published.statistic else []
         if count := table.published.best_epochs:
             notes.append(

@@ -99,7 +99,7 @@ def verify(paths: Sequence[Path], root: str, note: bool = False, scratch: Path |
     says. On the record's processor, losses and weights are equal bit by bit; elsewhere `largest_gap` says how far the
     losses may differ. A processor's name does not tell its generation, so equal names do not require equal bits. A
     record that contradicts itself is not trained; a record that cannot be compared is named with the reason. `note`
-    adds each verdict to verifications.json beside the record. Returns 1 if a record differs or contradicts itself.
+    adds each verdict to verifications.json beside the record. Returns 1 if not all are verified.
 
     Raises:
         UserError: a folder has no runs, no run can be compared, or a note cannot be read or written.
@@ -128,7 +128,7 @@ def verify(paths: Sequence[Path], root: str, note: bool = False, scratch: Path |
         raise UserError("\n".join(lines))
     for line in (*lines, *(f"cannot be checked: {line}" for line in unchecked(runs))):
         print(printable(line))
-    return int(has_failed)
+    return int(has_failed or bool(reasons))
 
 
 def largest_gap(record: np.ndarray, here: np.ndarray, moved: np.ndarray) -> Gap:

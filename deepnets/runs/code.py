@@ -161,7 +161,12 @@ def beside_other_code(runs: Mapping[RunFolder, Code]) -> str | None:
             with suppress(Unreadable):  # nobody asked for this seed
                 if seed.path not in these and seed.is_complete and not is_by(seed, code):
                     names.append(row.name)
-    return f"other seeds of {listed(names)} were trained by other code of yours; {MIXED}" if names else None
+    if not names:
+        return None
+    return (
+        f"other seeds of {listed(names)} were trained by other code of yours; {MIXED}. To train in another folder, add "
+        f"{BESIDE}; for more seeds by the old code, restore it"
+    )
 
 
 def is_by(folder: RunFolder, code: Code | None) -> bool:

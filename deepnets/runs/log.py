@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 import time
 from contextlib import nullcontext, suppress
 from typing import Any, Self
@@ -23,6 +24,7 @@ TIME_COLUMNS = ("images_per_second", "seconds")
 REFRESH_SECONDS = 1.0  # between two reads of the device for the display
 FIRST_LINES, LINE_SECONDS = 3, 60.0  # without a terminal, a process prints the first epochs, then one a minute
 
+PART = re.compile(r", (?![^()]*\))")  # the comma between parts of the line, not one in brackets
 PROTOCOLS: list[str] = []  # printed by this process; emptied when its output moves to another file
 _printed: list[float] = []  # the times when epochs were printed
 
@@ -152,10 +154,13 @@ class Log:
         self._print(line)
 
     def protocol(self, line: str) -> None:
-        """Write the protocol line; the console shows it once for successive runs with the same protocol."""
+        """Write the protocol line; the console shows what is not as in the line that it shows last."""
         self._record(line)
         if PROTOCOLS[-1:] != [line]:
-            self._print(line)
+            parts, before = (PART.split(each) for each in (line, PROTOCOLS[-1] if PROTOCOLS else ""))
+            new = [part.removeprefix("protocol: ") for part in parts if part not in before]
+            is_short = 2 * len(new) <= len(parts) and (len(parts) == len(before) or {*before} <= {*parts})
+            self._print(f"protocol: as before, but {', '.join(new)}" if is_short else line)
             PROTOCOLS.append(line)
 
     def _record(self, line: str) -> None:

@@ -132,7 +132,7 @@ def changes_since(folder: RunFolder, config: Config, frozen: dict[str, Any], dev
     if len(processes) > 1 or config.devices > 1:
         remarks.append(f"number of processes: {', '.join(processes)}")
     commit, frozen_commit = git_commit(), folder.origin.commit
-    if commit != frozen_commit:
+    if frozen_commit and commit != frozen_commit:
         remarks.append(f"the code is at commit {commit}, the run was set up at {frozen_commit}")
     return remarks
 

@@ -13,9 +13,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from deepnets.config.build import build
+from deepnets.config.identity import difference, plain_values
 from deepnets.config.schema import Config, Row
-from deepnets.errors import UserError
+from deepnets.errors import UserError, brief
 from deepnets.runs.checkpoint import load_checked
+from deepnets.runs.code import changed_files, code_of, noted_code
 from deepnets.runs.contents import FINISHED
 from deepnets.runs.folder import WEIGHTS, RunFolder
 from deepnets.runs.record import state_checksum
@@ -100,12 +102,31 @@ def _check_start(model: str, shape: tuple[int, int, int], classes: int, weights:
 def start_from_weights(model: nn.Module, config: Config, classes: int) -> str | None:
     """Copy the weights that the configuration names into a fresh network; returns a line about it.
 
-    If the weights are for another number of classes, the last layer keeps its fresh weights.
+    If the weights are for another number of classes, the last layer keeps its fresh weights. The line names what was
+    different where the weights were trained: settings of the network, and files of the user's code.
 
     Raises:
         UserError: the weights have changed since the run was set up, are damaged, or are of another network.
     """
-    return None if config.weights is None else _start(model, config.weights, config.weights_hash, classes)
+    if config.weights is None:
+        return None
+    return _start(model, config.weights, config.weights_hash, classes) + _otherwise(RunFolder(config.weights), config)
+
+
+def _otherwise(source: RunFolder, config: Config) -> str:
+    if not (source.path / "config.yaml").is_file():  # a file of weights
+        return ""
+    settings = difference(plain_values(source.config), config)
+    differing = [
+        f"{key} is {brief(there)} there, {brief(here)} here"
+        for key, (there, here) in settings.items()
+        if key.startswith("model.") and not key.startswith("model.initialization.")
+    ]
+    before, now = noted_code(source), code_of(config)
+    if before and now:
+        in_both = {f"{name.replace('.', '/')}.py" for name in before.modules.keys() & now.modules.keys()}
+        differing += [f"{file} has changed" for file in changed_files(source, before, now) if file in in_both]
+    return f"; {'; '.join(differing)}" if differing else ""
 
 
 def _start(model: nn.Module, weights: str, weights_hash: str | None, classes: int) -> str:

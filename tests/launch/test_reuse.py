@@ -30,7 +30,7 @@ def test_finished_runs_of_another_sweep_are_copied(tmp_path: Path, capsys: pytes
     assert there.path != here[0].path
     capsys.readouterr()
     assert show_plan(rows(tmp_path, "digits_shortcuts", "plan=true")) == 0
-    assert f"none: 1 seed finished in {there.path.parent}" in capsys.readouterr().out
+    assert f"1 seed of none finished in {there.path.parents[1]}, with" in capsys.readouterr().out
     assert show_plan(table) == 0
     assert "runs       2: 1 to copy, 1 new" in capsys.readouterr().out
     assert show_plan(rows(tmp_path, "digits_shortcuts", "reuse=true", "overwrite=true")) == 0
@@ -66,7 +66,7 @@ def test_runs_of_other_code_are_not_copied_and_a_copy_has_its_code(
         result.model_copy(update={"code": older}).write(there[1].path)
         table = rows(tmp_path, "digits_shortcuts", *own, "reuse=true")
         show_plan(table)
-        assert "none: 1 seed finished in" in capsys.readouterr().out
+        assert "1 seed of none finished in" in capsys.readouterr().out
         assert launch(table) == 0
     here = [folder_of(each) for each in table]
     assert [folder.origin.copied_from for folder in here] == [str(there[0]), None]

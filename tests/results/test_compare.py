@@ -149,6 +149,10 @@ def test_data_own_code_and_versions_are_named(row: Path, copy: RunFolder, said: 
     assert re.search(r"own code +my/nets\.py +1111111111111111 +2222222222222222 ", words)
     assert re.search(rf"versions +torch +{re.escape(result['versions']['torch'])} +1\.0 ", words)
     assert "(usual cause: content, my/nets.py, torch)" in words
+    for side, code in ((record, codes[0]), (copy, codes[1])):
+        change(RunFolder(shutil.copytree(row / "seed1", side.path.parent / "seed1")), code={"0": code})
+    words = said(record.path.parent, copy.path.parent)
+    assert re.search(r"trained: own code +1111111111111111 +2222222222222222 ", words)
 
 
 def test_what_older_results_did_not_note_is_no_difference(row: Path, copy: RunFolder, said: Said) -> None:

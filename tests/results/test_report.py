@@ -94,7 +94,6 @@ def test_a_sweeps_name_alone_is_answered_with_its_folder(tmp_path: Path, monkeyp
         ([], "name the folder of a sweep"),
         (["--compare", "a", "b", "c"], "--compare takes two folders"),
         (["--compare", "a", "b", "--csv", "c"], "does not go with --csv"),
-        (["--compare", "a", "b", "--config-dir", "c"], "--compare does not use --config-dir: drop it"),
         (["--compare", "a", "b", "--full"], "--compare does not use --full: drop it"),
         (["--compare", "a", "b", "--whole"], "--whole goes with --verify only"),
         (["--compare", "a", "b"], "a: no such folder"),

@@ -58,6 +58,20 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
+def test_the_console_shows_what_changed_in_the_protocol(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, slower = "protocol: sgd (lr 0.1, momentum 0.9), batches of 8, 9 epochs", "sgd (lr 0.01, momentum 0.9)"
+    lines = [first, first, f"protocol: {slower}, batches of 8, 9 epochs", f"{first}, clipped", first]
+    shown = [first, f"protocol: as before, but {slower}", f"{first}, clipped", first]
+    monkeypatch.setattr("deepnets.runs.log.PROTOCOLS", [])
+    with Log(RunFolder(tmp_path), training_of(config), config, [], [], 0.0) as log:
+        for line in lines:
+            log.protocol(line)
+    assert capsys.readouterr().out.splitlines() == shown
+    assert (tmp_path / "log.txt").read_text().splitlines() == lines
+
+
 def test_logging_does_not_change_the_training(config: Config, logged: tuple[Path, Training, dict[str, Any]]) -> None:
     silent = training_of(config)
     for _ in fit(silent):

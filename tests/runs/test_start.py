@@ -56,6 +56,19 @@ def test_it_starts_from_the_run_or_from_a_file_of_its_weights(teacher: RunFolder
     assert f"starts from the weights in {RunFolder(file.parent)}" in (folder_of(found).path / "log.txt").read_text()
 
 
+def test_the_log_says_how_a_network_of_equal_shapes_differs(teacher: RunFolder, tmp_path: Path) -> None:
+    export = write_weights(read_weights(teacher.path), tmp_path / "exported").parent
+    (export / "config.yaml").write_bytes((teacher.path / "config.yaml").read_bytes())
+    for place in (teacher.path, export):
+        start = f"weights='{place}'"
+        for shortcut, differs in (("none", True), ("identity", False)):
+            found = student(tmp_path / place.name, f"model/shortcut={shortcut}", start)
+            assert launch([found]) == 0
+            log = (folder_of(found).path / "log.txt").read_text()
+            assert (f"{RunFolder(place)}; model.shortcut" in log) == differs
+            assert (f"starts from the weights in {RunFolder(place)}\n" in log) != differs
+
+
 def test_the_hash_of_the_weights_is_identity_and_in_the_name_and_their_place_is_not(
     teacher: RunFolder, tmp_path: Path
 ) -> None:

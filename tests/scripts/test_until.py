@@ -22,7 +22,7 @@ from deepnets.results.read import Run
 from deepnets.runs.contents import FINISHED
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.status import State
-from tests.command import row, train
+from tests.command import call, row, train
 
 ROWS = ("identity", "none", "projection", "dropout", "scaled_0.5_1")
 SWEEP = """sweep:
@@ -191,6 +191,22 @@ def test_it_trains_until_the_claims_are_decided_and_no_further(lab: list[str], t
     again = train(*lab, "until=decided", cwd=tmp_path)
     assert "claims tested: 1; all are decided" in again.stdout
     assert "epoch" not in again.stdout.replace("epochs", "")
+
+
+@pytest.mark.slow
+def test_seeds_that_another_folder_trained_before_the_claim_are_passed_over(lab: list[str], tmp_path: Path) -> None:
+    before = ["sweep=silent" if word == "sweep=small" else word for word in lab]
+    file = (tmp_path / "conf" / "sweep" / "small.yaml").rename(tmp_path / "small.yaml")
+    assert train(*before, "seed=0,1", cwd=tmp_path).returncode == 0
+    file.rename(tmp_path / "conf" / "sweep" / "small.yaml")
+    assert "repeat seeds" not in train(*lab, "seed=2", cwd=tmp_path).stdout
+    told = call("report.py", str(tmp_path / "outputs" / "small")).stdout
+    assert "undecided: the next look needs seeds 3 4\n" in told
+    again = train(*lab, "seed=0", cwd=tmp_path)
+    assert (
+        "3 of these runs repeat seeds that had begun before claims of this sweep were written down, and" in again.stdout
+    )
+    assert "undecided: the next look needs seeds 3 4 (" in call("report.py", str(tmp_path / "outputs" / "small")).stdout
 
 
 @pytest.mark.slow
