@@ -92,14 +92,15 @@ def _estimated(paces: list[Pace], macs: int) -> Pace:
 
     Between two networks it interpolates on logarithmic axes; beyond the last it scales by the ratio of multiply-adds.
     """
-    ordered = sorted(paces, key=lambda pace: pace.macs)
-    known = np.log([pace.macs for pace in ordered])
+    measured, places, counts = np.unique([pace.macs for pace in paces], return_inverse=True, return_counts=True)
+    known, x = np.log(measured), math.log(macs)
 
     def at(seconds: list[float]) -> float:
-        x, fitted = math.log(max(macs, 1)), isotonic_regression(np.log(seconds)).x
+        means = np.bincount(places, np.log(seconds)) / counts
+        fitted = isotonic_regression(means, weights=counts).x
         return float(np.exp(np.interp(x, known, fitted) + min(x - known[0], 0) + max(x - known[-1], 0)))
 
-    training, evaluation = at([pace.training for pace in ordered]), at([pace.evaluation for pace in ordered])
+    training, evaluation = at([pace.training for pace in paces]), at([pace.evaluation for pace in paces])
     return Pace(training, evaluation, memory=0, macs=macs)
 
 

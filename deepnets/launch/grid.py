@@ -24,7 +24,7 @@ from deepnets.config.project import git_commit
 from deepnets.config.schema import CodeChoice, Config, Row
 from deepnets.config.trust import choose_code
 from deepnets.errors import UserError
-from deepnets.launch.reuse import claims_known, file_of_sweep, lacks_claims, reuse, twins_of
+from deepnets.launch.reuse import claims_below, claims_known, file_of_sweep, lacks_claims, reuse, twins_of
 from deepnets.runs.code import (
     OtherCode,
     beside_other_code,
@@ -38,14 +38,7 @@ from deepnets.runs.code import (
 )
 from deepnets.runs.contents import FAILED, Code, Origin, Unreadable
 from deepnets.runs.execute import inspect
-from deepnets.runs.folder import (
-    BESIDE,
-    Locked,
-    OtherSettings,
-    RunFolder,
-    claims_below,
-    lines_by_reason,
-)
+from deepnets.runs.folder import BESIDE, Locked, OtherSettings, RunFolder, lines_by_reason
 from deepnets.runs.naming import folders_of
 from deepnets.runs.record import change_of_images, describe_result, duration
 from deepnets.runs.start import check_start
@@ -85,7 +78,7 @@ def launch(rows: list[Row]) -> int:
         first_lines = [f"{len(errors)} of {len(rows)} runs cannot start; none was started"]
         raise UserError("\n".join([*first_lines, *reasons, *remedies_of(errors.values(), rows)]))
     launcher.check_all({folder: row.config for row, folder in zip(rows, folders, strict=True)})
-    fresh = [(row, folder) for row, folder in pairs if not folder.has_begun and not folder.is_complete]
+    fresh = [pair for pair in pairs if first.overwrite or not (pair[1].has_begun or pair[1].is_complete)]
     if first.reuse and not first.overwrite:
         _reuse(rows, folders)
     to_execute, new_code, other_data = {}, dict[RunFolder, Code](), Counter[str]()
@@ -115,10 +108,10 @@ def launch(rows: list[Row]) -> int:
         print_line(line)
     if not lines and (told := beside_other_code(new_code)):
         print_line(told)
-    if repeated := [folder for row, folder in fresh if lacks_claims(row, folder)]:
+    if repeated := [folder.path.parent.name for row, folder in fresh if lacks_claims(row, folder)]:
         print_line(
-            f"{len(repeated)} of these runs repeat seeds that had begun before claims of this sweep were written down, "
-            f"and count for none of these claims (rows {listed(folder.path.parent.name for folder in repeated)})"
+            f"claims of this sweep were written down after seeds of {listed(repeated)} were first set up: "
+            f"{len(repeated)} of these runs count for none of them; reuse=true copies such seeds where it can"
         )
     for change, count in other_data.items():
         print_line(f"{_finished(count)} on other images than those {change}; to train in another folder, add {BESIDE}")

@@ -86,7 +86,9 @@ class Pool:
         config = runs[folders[0]]
         tally = Tally(folders, before=failed_before(folders, self.retry))
         tally.begin()
-        print_line(*self.describe(runs))
+        if not all(folder.is_complete for folder in folders):
+            for line in self.describe(runs):
+                print_line(line)
         with ExitStack() as held, Interruption() as interruption:
             pool = _Scheduler(tally, config, self.slots(config.device), held)
             try:

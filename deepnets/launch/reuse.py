@@ -14,9 +14,10 @@ from deepnets.config.identity import identity_hash
 from deepnets.config.project import home
 from deepnets.config.schema import Row
 from deepnets.config.sweep import SWEEPS
+from deepnets.errors import UserError
 from deepnets.runs.code import code_of, copy_code, is_by
 from deepnets.runs.contents import FINISHED, Origin, Result, Unreadable
-from deepnets.runs.folder import Locked, RunFolder, claims_noted, run_folders
+from deepnets.runs.folder import Locked, RunFolder, run_folders
 from deepnets.runs.owner import OWNER
 from deepnets.system.files import write_atomically
 
@@ -76,6 +77,24 @@ def _finished(root: Path) -> dict[str, list[RunFolder]]:
     return runs
 
 
+@cache
+def claims_below(root: Path, seed: int) -> dict[str, list[list[str]]]:
+    """Return the list of claims of each run or record of a seed in a folder of outputs, by the run's identity.
+
+    The runs have ended, or have begun, so that their errors could be seen.
+    """
+    claims: dict[str, list[list[str]]] = {}
+    for depth in ("*/*", "*/*/*"):  # records, and runs in a folder of their own below the root, lie deeper
+        for file in root.glob(f"{depth}/seed{seed}/config.yaml"):
+            folder = RunFolder(file.parent)
+            with suppress(UserError):  # reports name a folder that cannot be read
+                if result := folder.completed:
+                    claims.setdefault(result.identity or identity_hash(folder.config), []).append(result.claims)
+                elif folder.has_begun:
+                    claims.setdefault(identity_hash(folder.config), []).append(folder.origin.claims)
+    return claims
+
+
 def claims_known(row: Row, folder: RunFolder) -> list[str]:
     """Return the claims, as SWEEP/HASH, that were in a sweep file before anybody could see this run's result.
 
@@ -87,7 +106,8 @@ def claims_known(row: Row, folder: RunFolder) -> list[str]:
         return []
     folders = [SWEEPS, *(Path(place.removeprefix("file://")) / "sweep" for place in row.search.places)]
     roots = {Path(row.config.output_root).resolve(), (home() / "outputs").resolve()}
-    seen = claims_noted(row.config, roots)
+    own = identity_hash(row.config)
+    seen = [claims for root in roots for claims in claims_below(root, row.config.seed).get(own, [])]
     with suppress(Unreadable):  # a run that is overwritten may itself have overwritten another, whose claims it knew
         seen += [origin.claims] if (origin := Origin.read(folder.path)) else []
     on_file = [claim for sweeps in folders for claim in claims_on_file(sweeps)]

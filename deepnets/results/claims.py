@@ -13,7 +13,6 @@ from deepnets.config.claim_test import DRAWN, Analysed, ClaimTest
 from deepnets.config.project import program
 from deepnets.config.schema import axes_of
 from deepnets.config.sweep import sweep_of, value_at_scale
-from deepnets.errors import UserError
 from deepnets.results.cell import FAIL_ABOVE, TRIAL, compared_error, final_loss, net_of
 from deepnets.results.columns import (
     Column,
@@ -29,7 +28,7 @@ from deepnets.results.read import Run, example, read_runs
 from deepnets.results.registered import RegisteredFinding, analysed_number, noted_by, number_of, share_above
 from deepnets.results.statistics import WORST_ERROR, holm
 from deepnets.results.table import Table
-from deepnets.runs.folder import RunFolder, claims_noted
+from deepnets.runs.folder import RunFolder
 
 DEPTH_KEYS = ("depth", "units")  # in the node `model`
 OTHER_DEPTH = "nets of another depth than the paper's"
@@ -131,7 +130,6 @@ def _compared(table: Table, index: int, sweeps: Path) -> list[Finding]:
                     runs,
                     [_error(run, claim.error, table.published.best_epochs) for run in runs],
                     [_knows(run, claim, name) for run in runs],
-                    _seen_elsewhere(runs, {name, claim.hash}),
                 )
                 for row, runs in ((one, column.rows.get(one, [])), (two, second_rows.get(two, [])))
             )
@@ -218,7 +216,6 @@ def _sides(claim: Registered, name: str, table: Table, column: Column) -> tuple[
             runs,
             [number_of(run, test, best_epochs) for run in runs],
             [_knows(run, claim, name) for run in runs],
-            frozenset() if test.best else _seen_elsewhere(runs, {name, claim.hash}),
             test,
         )
         for row, runs in zip(test.rows, rows, strict=True)
@@ -255,7 +252,6 @@ def _side(
     runs: Sequence[Run],
     numbers: Sequence[float | None],
     known: Sequence[bool],
-    elsewhere: frozenset[int] = frozenset(),
     test: ClaimTest | None = None,
 ) -> Side:
     """Gather the runs of a row that have a number; if the user's code changed between its runs, none of them counts."""
@@ -281,28 +277,7 @@ def _side(
         wrong=tuple(run.test_wrong if number == run.error else None for run, number, _ in ended),
         identities=frozenset(run.experiment for run, _, _ in ended),
         waiting=tuple(waiting),
-        elsewhere=elsewhere,
     )
-
-
-def _seen_elsewhere(runs: Sequence[Run], names: set[str]) -> frozenset[int]:
-    """Return the seeds that began in another folder beside the table's before the claim of these names was written.
-
-    A run of such a seed will not know the claim.
-    """
-    roots = {run.grid.resolve().parent for run in runs}
-    seen, unseen, seed = set[int](), 0, 0
-    try:
-        config = next((run.folder.config for run in runs if run.config), None)
-    except UserError:  # the report names the file
-        config = None
-    while config and unseen < MOST:
-        if all(names & {*claims} for claims in claims_noted(replace(config, seed=seed), roots)):
-            unseen += 1
-        else:
-            seen.add(seed)
-        seed += 1
-    return frozenset(seen)
 
 
 def _error(run: Run, measured: Measured, best_epochs: int | None) -> float | None:

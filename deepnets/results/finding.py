@@ -64,8 +64,7 @@ class Side:
 
     `wrong` says for each run which test images it got wrong, (images,), None if that is not known. `identities` are the
     runs' identities apart from their seeds: rows with different names but equal identities are the same experiment.
-    `waiting` are the ended runs without a number. `elsewhere` are seeds that began in another folder before the claim
-    was written down. In a random search, each trial counts as a seed.
+    `waiting` are the ended runs without a number. In a random search, each trial counts as a seed.
     """
 
     row: str
@@ -75,7 +74,6 @@ class Side:
     wrong: tuple[np.ndarray | None, ...] = ()
     identities: frozenset[str] = frozenset()
     waiting: tuple[Waiting, ...] = ()
-    elsewhere: frozenset[int] = frozenset()
 
     @cached_property
     def unseen(self) -> dict[int, float]:
@@ -95,8 +93,7 @@ class Side:
     @cached_property
     def _seen(self) -> set[int]:
         ended = [*zip(self.seeds, self.known, strict=True), *((run.seed, run.known) for run in self.waiting)]
-        here = {seed for seed, _ in ended}
-        return {seed for seed, known in ended if not known} | (self.elsewhere - here)
+        return {seed for seed, known in ended if not known}
 
 
 @dataclass(frozen=True)

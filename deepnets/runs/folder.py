@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from functools import cache
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -292,30 +291,6 @@ def folders_in(paths: Sequence[Path]) -> list[RunFolder]:
             raise UserError(f"{path}: no run folder in it (a run folder has a config.yaml)")
         folders |= {folder.path: folder for folder in below}
     return list(folders.values())
-
-
-def claims_noted(config: Config, roots: Collection[Path]) -> list[list[str]]:
-    """Return the list of claims of each run or record of this identity that has begun in one of these folders."""
-    found = (claims_below(root, config.seed).get(identity_hash(config), []) for root in roots)
-    return [claims for lists in found for claims in lists]
-
-
-@cache
-def claims_below(root: Path, seed: int) -> dict[str, list[list[str]]]:
-    """Return the list of claims of each run or record of a seed in a folder of outputs, by the run's identity.
-
-    The runs have ended, or have begun, so that their errors could be seen.
-    """
-    claims: dict[str, list[list[str]]] = {}
-    for depth in ("*/*", "*/*/*"):  # records, and runs in a folder of their own below the root, lie deeper
-        for file in root.glob(f"{depth}/seed{seed}/config.yaml"):
-            folder = RunFolder(file.parent)
-            with suppress(UserError):  # reports name a folder that cannot be read
-                if result := folder.completed:
-                    claims.setdefault(result.identity or "", []).append(result.claims)
-                elif folder.has_begun:
-                    claims.setdefault(identity_hash(folder.config), []).append(folder.origin.claims)
-    return claims
 
 
 def lines_by_reason(reasons: Mapping[RunFolder, str]) -> list[str]:

@@ -158,9 +158,12 @@ class Log:
         self._record(line)
         if PROTOCOLS[-1:] != [line]:
             parts, before = (PART.split(each) for each in (line, PROTOCOLS[-1] if PROTOCOLS else ""))
-            new = [part.removeprefix("protocol: ") for part in parts if part not in before]
-            is_short = 2 * len(new) <= len(parts) and (len(parts) == len(before) or {*before} <= {*parts})
-            self._print(f"protocol: as before, but {', '.join(new)}" if is_short else line)
+            new = [part for part in parts if part not in before]
+            gone = [part for part in before if part not in parts]
+            same_subjects = [part.split()[:2] for part in gone] == [part.split()[:2] for part in new][: len(gone)]
+            is_short = same_subjects and 0 < 2 * len(new) <= len(parts)
+            changes = ", ".join(new).removeprefix("protocol: ")
+            self._print(f"protocol: as before, but {changes}" if is_short else line)
             PROTOCOLS.append(line)
 
     def _record(self, line: str) -> None:

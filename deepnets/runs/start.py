@@ -116,16 +116,20 @@ def start_from_weights(model: nn.Module, config: Config, classes: int) -> str | 
 def _otherwise(source: RunFolder, config: Config) -> str:
     if not (source.path / "config.yaml").is_file():  # a file of weights
         return ""
-    settings = difference(plain_values(source.config), config)
+    try:
+        settings = difference(plain_values(source.config), config)
+        before, now = noted_code(source), code_of(config)
+        changed = changed_files(source, before, now) if before and now else []
+    except UserError as error:
+        return f"; how its network differs is not known: {error}"
     differing = [
         f"{key} is {brief(there)} there, {brief(here)} here"
         for key, (there, here) in settings.items()
         if key.startswith("model.") and not key.startswith("model.initialization.")
     ]
-    before, now = noted_code(source), code_of(config)
     if before and now:
         in_both = {f"{name.replace('.', '/')}.py" for name in before.modules.keys() & now.modules.keys()}
-        differing += [f"{file} has changed" for file in changed_files(source, before, now) if file in in_both]
+        differing += [f"{file} has changed" for file in changed if file in in_both]
     return f"; {'; '.join(differing)}" if differing else ""
 
 

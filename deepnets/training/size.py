@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from deepnets.config.build import TARGETS, targets_in
 from deepnets.config.project import PACKAGE
@@ -70,7 +70,7 @@ def size_of(config: Config, dataset: Dataset, code: str | None = None) -> Networ
     weight = fmean(parameter.nbytes for parameter in model.parameters())
     if not is_own and weight <= LARGEST_WEIGHT and max(map(math.prod, shapes)) <= LARGEST_IMAGE:
         model.to_empty(device="cpu")
-    size = _counted(model, shapes)
+    size = _counted(model, shapes, FlopCounterMode(display=False) if is_own else _MultiplyAdds())
     if code or not is_own:
         sizes[key] = size
         _remember(sizes)
@@ -146,11 +146,14 @@ class _NothingDrawn(TorchFunctionMode):
 
 
 class _MultiplyAdds(TorchDispatchMode):
-    """Counts within its context as torch's FlopCounterMode does, without a count for each module."""
+    """Counts operations as torch's FlopCounterMode, but no operation within another one, nor those of each module."""
 
     def __init__(self) -> None:
         super().__init__()
         self.flops = 0
+
+    def get_total_flops(self) -> int:
+        return self.flops
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
@@ -174,8 +177,10 @@ def try_out(model: nn.Module, shape: tuple[int, int, int]) -> None:
         raise UserError(f"model: its layers, shortcuts and widths do not fit together: {error}") from error
 
 
-def _counted(model: nn.Module, shapes: list[tuple[int, int, int]]) -> NetworkSize:
-    with _MultiplyAdds() as counter:
+def _counted(
+    model: nn.Module, shapes: list[tuple[int, int, int]], counter: FlopCounterMode | _MultiplyAdds
+) -> NetworkSize:
+    with counter:
         try_out(model, shapes[0])
     for shape in shapes[1:]:
         try_out(model, shape)
@@ -183,7 +188,7 @@ def _counted(model: nn.Module, shapes: list[tuple[int, int, int]]) -> NetworkSiz
     return NetworkSize(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         bytes=sum(parameter.nbytes for parameter in model.parameters()),
-        macs=counter.flops // 2,
+        macs=counter.get_total_flops() // 2,
         architecture=hashlib.sha256(description.encode()).hexdigest()[:16],
     )
 

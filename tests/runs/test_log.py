@@ -63,12 +63,12 @@ def test_the_console_shows_what_changed_in_the_protocol(
 ) -> None:
     first, slower = "protocol: sgd (lr 0.1, momentum 0.9), batches of 8, 9 epochs", "sgd (lr 0.01, momentum 0.9)"
     lines = [first, first, f"protocol: {slower}, batches of 8, 9 epochs", f"{first}, clipped", first]
-    shown = [first, f"protocol: as before, but {slower}", f"{first}, clipped", first]
+    changes = [f"protocol: as before, but {slower}", "protocol: as before, but sgd (lr 0.1, momentum 0.9), clipped"]
     monkeypatch.setattr("deepnets.runs.log.PROTOCOLS", [])
     with Log(RunFolder(tmp_path), training_of(config), config, [], [], 0.0) as log:
         for line in lines:
             log.protocol(line)
-    assert capsys.readouterr().out.splitlines() == shown
+    assert capsys.readouterr().out.splitlines() == [first, *changes, first]
     assert (tmp_path / "log.txt").read_text().splitlines() == lines
 
 

@@ -194,19 +194,18 @@ def test_it_trains_until_the_claims_are_decided_and_no_further(lab: list[str], t
 
 
 @pytest.mark.slow
-def test_seeds_that_another_folder_trained_before_the_claim_are_passed_over(lab: list[str], tmp_path: Path) -> None:
+def test_a_command_says_which_of_its_seeds_count_for_no_claim(lab: list[str], tmp_path: Path) -> None:
     before = ["sweep=silent" if word == "sweep=small" else word for word in lab]
     file = (tmp_path / "conf" / "sweep" / "small.yaml").rename(tmp_path / "small.yaml")
     assert train(*before, "seed=0,1", cwd=tmp_path).returncode == 0
     file.rename(tmp_path / "conf" / "sweep" / "small.yaml")
-    assert "repeat seeds" not in train(*lab, "seed=2", cwd=tmp_path).stdout
-    told = call("report.py", str(tmp_path / "outputs" / "small")).stdout
-    assert "undecided: the next look needs seeds 3 4\n" in told
-    again = train(*lab, "seed=0", cwd=tmp_path)
-    assert (
-        "3 of these runs repeat seeds that had begun before claims of this sweep were written down, and" in again.stdout
-    )
-    assert "undecided: the next look needs seeds 3 4 (" in call("report.py", str(tmp_path / "outputs" / "small")).stdout
+    told = "after seeds of identity, none, projection were first set up: 3 of these runs count for none of them"
+    assert "first set up" not in train(*lab, "seed=2", cwd=tmp_path).stdout
+    assert told in train(*lab, "seed=0", cwd=tmp_path).stdout
+    assert told in train(*lab, "seed=1", "reuse=true", cwd=tmp_path).stdout
+    assert told in train(*lab, "seed=1", "overwrite=true", cwd=tmp_path).stdout
+    reported = call("report.py", str(tmp_path / "outputs" / "small")).stdout
+    assert "undecided: the next look needs seeds 3 4 (" in reported
 
 
 @pytest.mark.slow
