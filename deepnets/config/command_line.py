@@ -17,6 +17,7 @@ from hydra.core.object_type import ObjectType
 from hydra.core.utils import env_override
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue
 
 from deepnets.config.build import check_early, check_ranges, takes
 from deepnets.config.compose import (
@@ -30,7 +31,7 @@ from deepnets.config.compose import (
     search_of,
     searching,
 )
-from deepnets.config.hydra_errors import explained
+from deepnets.config.hydra_errors import explain, explained
 from deepnets.config.identity import flat, is_execution
 from deepnets.config.project import CONF, check_options_folder, read_project
 from deepnets.config.schema import ABSENT, DEFAULTS, Row, Search, Sweep, axes_of, selected, value_at
@@ -211,7 +212,14 @@ def _rows(words: Sequence[str], multirun: bool, search: Search) -> list[Row]:
         settings = OmegaConf.to_container(composed((*hydra_words, *chosen), search).config, resolve=False)
         task = [_with_commas(word, settings) for word in task]
     rows = rows_of(params, sweep, task, search)
-    return [compose([*hydra_words, *row], search) for row in with_progress(rows, "rows composed")]
+    return [_composed(hydra_words, row, search) for row in with_progress(rows, "rows composed")]
+
+
+def _composed(hydra_words: list[str], words: list[str], search: Search) -> Row:
+    try:
+        return compose([*hydra_words, *words], search)
+    except MissingMandatoryValue as error:
+        raise UserError(f"{explain(error)} with {' '.join(words)}") from error
 
 
 def _check_root(words: Sequence[str]) -> None:

@@ -48,6 +48,7 @@ from deepnets.system.printing import as_text, print_error, print_line, print_ric
 from deepnets.training.checks import check
 
 Retry = Literal["failed"]  # "failed" executes failed runs again; None skips them
+WARM_SECONDS = 60  # a first run that took longer tells how long the others take, though it warmed the process up
 OUTPUT = "output.txt"  # in a run's folder: the output of the run's own process, if it has one
 
 
@@ -214,7 +215,8 @@ class Tally:
     """Counts the runs of a sweep: `failed` are the runs that failed, and why; `elsewhere` are those of other processes.
 
     The command has `to_train` runs to train, and `ended` of them have ended. It skips the runs in `before`, which
-    failed in an earlier command and are not among these. `shown` are the tracebacks that it has printed.
+    failed in an earlier command and are not among these. `shown` are the tracebacks that it has printed. `warm` is when
+    the first `first` of the runs ended, and so the process was warm.
     """
 
     folders: list[RunFolder]
@@ -223,6 +225,8 @@ class Tally:
     ended: int = 0
     to_train: int = 0
     begun: float = 0.0
+    first: int = 0
+    warm: float = 0.0
     before: dict[RunFolder, str] = field(default_factory=dict)
     shown: set[str] = field(default_factory=set)
 
@@ -239,13 +243,18 @@ class Tally:
     def end(self, count: int = 1) -> None:
         """Count `count` more runs that have ended in this command."""
         self.ended += count
+        if not self.first:
+            self.first, self.warm = count, time.monotonic()
 
     def heading(self, folder: RunFolder) -> str:
         """Return the run's folder and, if there are several runs, its number and the time left for all of them."""
         if len(self.folders) == 1:
             return str(folder)
-        seconds = (time.monotonic() - self.begun) / max(self.ended, 1) * (self.to_train - self.ended)
-        time_left = f"  ({duration(seconds)} left for all)" if self.ended else ""
+        is_warm = self.ended > self.first
+        begun, ended = (self.warm, self.ended - self.first) if is_warm else (self.begun, self.ended)
+        took, time_left = time.monotonic() - begun, ""
+        if is_warm or (ended and took > WARM_SECONDS):
+            time_left = f"  ({duration(took / ended * (self.to_train - self.ended))} left for all)"
         return f"[{self.folders.index(folder) + 1}/{len(self.folders)}] {folder}{time_left}"
 
     def skip(self, folder: RunFolder, error: Locked) -> None:

@@ -3,9 +3,11 @@
 import csv
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
+from statistics import median
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -27,9 +29,10 @@ from deepnets.runs.code import (
     noted_code,
     trained_before,
 )
-from deepnets.runs.contents import Code, Unreadable
-from deepnets.runs.folder import OtherSettings, RunFolder, lines_by_reason
+from deepnets.runs.contents import FINISHED, Code, Unreadable
+from deepnets.runs.folder import OtherSettings, RunFolder, lines_by_reason, run_folders
 from deepnets.runs.naming import folders_of
+from deepnets.runs.record import threads_of
 from deepnets.runs.start import check_start
 from deepnets.runs.status import UNREADABLE
 from deepnets.system.files import LONGEST_METRICS, read_text
@@ -197,6 +200,9 @@ def _plan(config: Config, folder: RunFolder, launcher: Launcher, paces: Paces) -
         if not _is_here(config.device):  # e.g. on a login node, whose CPU says nothing about the device
             return _Planned(folder, state, left, size, flops, problem=missing, code=code)
         config = with_counted_devices(config)
+        if not paces.measure and (each := _seconds_of_seeds(folder, config)):
+            seconds = left * iterations * each
+            return _Planned(folder, state, left, size, flops, seconds, config.devices, problem=missing, code=code)
         pace, is_measured = paces.of(config, dataset, size)
         tested = dataset.source.found.sizes[1]
         evaluated = epochs * (tested + dataset.validation) + dataset.final_passes * tested
@@ -209,6 +215,22 @@ def _plan(config: Config, folder: RunFolder, launcher: Launcher, paces: Paces) -
         if is_complete and not isinstance(error, OtherSettings) and (folder.path / "config.yaml").is_file():
             return _Planned(folder, state, 0.0, size)
         return _Planned(folder, ILLEGAL, 1.0, size, problem=error.summary, error=error)
+
+
+def _seconds_of_seeds(folder: RunFolder, config: Config) -> float | None:
+    """Return the device-seconds of an iteration, with evaluations, as the median of the row's runs that finished here.
+
+    None if no run of the row has finished on this device, with as many processes and threads.
+    """
+    here, seconds = [FINISHED, describe(find_device(config.device)), threads_of(config)], []
+    for run in run_folders(folder.path.parent):
+        with suppress(Unreadable):  # nobody asked for this seed
+            if not (result := run.result) or not result.seconds or not result.iterations:
+                continue
+            processes = {*result.processes.values()}
+            if [result.status, result.device, result.threads] == here and processes <= {config.devices}:
+                seconds.append(config.devices * result.seconds / result.iterations)
+    return median(seconds) if seconds else None
 
 
 def _state(config: Config, folder: RunFolder) -> str:
@@ -280,7 +302,7 @@ def _times(planned: Sequence[_Planned], config: Config) -> list[str]:
     if config.launcher.get("stacked", 1) > 1:
         notes.append(f"one by one, not launcher.stacked={config.launcher['stacked']}")
     if any(run.seconds and run.spread is None for run in planned):
-        notes.append(f"~ estimated from MACs; plan={TIMED} measures each network")
+        notes.append(f"~ estimated from finished seeds, else from MACs; plan={TIMED} measures each network")
     if any(seconds < SHORT_SECONDS for seconds, _ in runs):
         notes.append("without what each run takes to start")
     device = describe(find_device(config.device))

@@ -214,7 +214,7 @@ def _entries(title: str, claims: Sequence[Registered]) -> list[str]:
 
 
 def _cost(table: Table, index: int, findings: Sequence[AnyFinding]) -> list[str]:
-    """Say how many hours all runs took, also per decided claim, and how many `MOST` seeds of each row would take.
+    """Say how many hours the rows in claims took, also per decided claim, and how many `MOST` seeds of each would take.
 
     Empty if no claim is decided.
     """
@@ -226,8 +226,8 @@ def _cost(table: Table, index: int, findings: Sequence[AnyFinding]) -> list[str]
             hours = sum(cell.hours(device) for cell in cells)
             full = sum(MOST * cell.hours(device) / len(cell.errors) for cell in cells if cell.errors)
             return [
-                f"  {hours:.2g} {unit}-hours in all, {hours / decided:.2g} for each decided claim; {MOST} seeds of all "
-                f"rows take {full:.2g}"
+                f"  {hours:.2g} {unit}-hours of the rows that they name, {hours / decided:.2g} for each decided claim; "
+                f"{MOST} seeds of these rows take {full:.2g}"
             ]
     return []
 

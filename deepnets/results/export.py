@@ -35,10 +35,21 @@ class Results(pd.DataFrame):
     """
 
     _metadata = ["_runs", "_own_sweeps"]  # noqa: RUF012 (as pandas reads it)
+    _runs: dict[str, Run]
+    _own_sweeps: Path | None
 
     @property
     def _constructor(self) -> Callable[..., "Results"]:
         return Results
+
+    def __finalize__(self, other: Any, method: str | None = None, **keywords: Any) -> "Results":
+        """Keep the runs of all results that `pandas.concat` joins; pandas itself keeps those of one."""
+        parts = [part for part in getattr(other, "objs", ()) if isinstance(part, Results)]
+        if method != "concat" or not parts:
+            return super().__finalize__(other, method, **keywords)
+        self._runs = {folder: run for part in parts for folder, run in part._runs.items()}
+        self._own_sweeps = parts[0]._own_sweeps
+        return self
 
     @property
     def curves(self) -> pd.DataFrame:

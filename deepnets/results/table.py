@@ -27,6 +27,7 @@ from deepnets.results.statistics import (
 )
 from deepnets.runs.contents import Result
 from deepnets.runs.folder import RunFolder
+from deepnets.system.files import natural
 
 FAILS = (
     "fail, as He et al. 2016 define it: a non-finite median, or one above 20% under the full protocol; it agrees with "
@@ -228,7 +229,7 @@ def _table(name: str, runs: pd.DataFrame, sweeps: Path, edited: Path | None) -> 
     published = published_of(name, sweeps) if any(run.sweep for run in runs["run"]) else Published()
     order = {row: place for place, row in enumerate(_declared(sweeps / f"{name}.yaml", FULL))}
     unpublished = {*runs["row"]} - published.rows.keys()
-    trained = sorted(unpublished, key=lambda row: (order.get(row, len(order)), _natural(row)))
+    trained = sorted(unpublished, key=lambda row: (order.get(row, len(order)), natural(row)))
     rows, columns = (*published.rows, *trained), tuple(columns_of(runs, edited))
     cells = {}
     for index, column in enumerate(columns):
@@ -265,12 +266,6 @@ def _fail_above(published: Published) -> float:
     printed = [row.test_error for row in published.rows.values()]
     is_large = any(isinstance(error, int | float) and error > FAIL_ABOVE for error in printed)
     return FAIL_ABOVE if FAIL in printed and not is_large else math.inf
-
-
-def _natural(name: str) -> list[tuple[int, float, str]]:
-    """Return a key that sorts numbers within names by value: resnet20 before resnet110."""
-    words = re.split(r"(\d+(?:\.\d+)?)", name)
-    return [(1, float(word), "") if index % 2 else (0, 0.0, word) for index, word in enumerate(words)]
 
 
 def _rankings(table: Table, index: int) -> list[str]:

@@ -242,6 +242,12 @@ def check_folder(folder: Path) -> None:
         raise UserError(f"{folder}: no such folder; name a sweep's folder, {hint}")
 
 
+def natural(name: str) -> list[tuple[int, float, str]]:
+    """Return a key that sorts numbers within names by value: seed2 before seed10, 0.05 before 0.1."""
+    words = re.split(r"(\d+(?:\.\d+)?)", name)
+    return [(1, float(word), "") if index % 2 else (0, 0.0, word) for index, word in enumerate(words)]
+
+
 def folders_with(name: str, below: Path, most_others: float) -> Iterator[Path]:
     """Yield the folders in and below a folder that hold a file of this name, in natural order: seed2 before seed10.
 
@@ -252,7 +258,7 @@ def folders_with(name: str, below: Path, most_others: float) -> Iterator[Path]:
     """
     others = 0
     for path, names, files in os.walk(below):
-        names.sort(key=lambda name: [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)])
+        names.sort(key=natural)
         if name in files or name in names:  # a folder of this name is a damaged file: reading it says so
             names.clear()
             others = 0

@@ -224,6 +224,10 @@ def test_a_file_of_before_may_stand_on_one_of_now(tmp_path: Path, monkeypatch: p
         ("# @package _global_\nsweep: {seeds: 2}", "sweep.rows: names no choice"),
         ("# @package _global_\nsweep: {rows: {modell: [resnet20]}}", "modell"),
         ("# @package _global_\nsweep: {rows: {model: [resnet2]}}", "model=resnet2: no such option; the nearest: "),
+        (
+            "# @package _global_\nsweep: {rows: {model/shortcut: [none, exclusive_gating]}}",
+            "model.shortcut.bias: needs a value with model/shortcut=exclusive_gating",
+        ),
     ],
 )
 def test_what_is_wrong_in_a_sweep_is_one_line(

@@ -16,7 +16,7 @@ from deepnets.config.compose import register, typed
 from deepnets.config.project import CONF
 from deepnets.config.schema import Config
 from deepnets.data.dataset import Dataset
-from deepnets.launch.cost import Pace, Paces
+from deepnets.launch.cost import Pace, Paces, _estimated
 from deepnets.launch.grid import launch
 from deepnets.launch.plan import makespan, show_plan
 from deepnets.training.assembly import prepare
@@ -123,6 +123,14 @@ def test_an_estimate_lies_between_the_paces_of_the_next_smaller_and_the_next_lar
         assert paces[depth].training == pytest.approx(paces[8].training * ratio**share)
 
 
+def test_equal_networks_under_several_loads_count_together() -> None:
+    paces = [Pace(seconds, seconds, 0, macs=macs) for macs, seconds in ((10, 1.0), (10, 4.0), (40, 1.0), (160, 8.0))]
+    fitted = {macs: _estimated(paces, macs).training for macs in (1, 10, 20, 40, 160, 1600)}
+    assert list(fitted.values()) == sorted(fitted.values())
+    assert _estimated(paces[::-1], 20) == _estimated(paces, 20)
+    assert fitted[1600] == pytest.approx(10 * 8.0)
+
+
 def test_a_network_of_many_more_multiply_adds_is_measured_itself() -> None:
     paces = Paces(measure=False)
     measured = []
@@ -183,6 +191,7 @@ def test_finished_resumable_and_new_rows_are_named(tmp_path: Path) -> None:
     planned = train(*GRID, "plan=true", f"output_root={tmp_path}")
     assert planned.returncode == 0, planned.stderr
     assert "runs       3: 1 finished, 1 resumable, 1 new" in planned.stdout
+    assert re.search(r"resumable, 1 new +~ ", planned.stdout), planned.stdout  # as long as the finished seed took
     # One of three runs is left, as the resumable one has trained all of its budget.
     total, left = map(float, re.search(r"compute +(\S+) PFLOP in all, (\S+) left", planned.stdout).groups())
     assert left == pytest.approx(total / 3, rel=0.01)

@@ -10,6 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 
@@ -108,6 +109,10 @@ def test_curves_are_those_of_the_chosen_runs() -> None:
     assert list(curves["epoch"]) == list(range(1, 11))
     assert curves["test_error"].iloc[-1] == chosen["test_error"].iloc[0]
     assert len(results.curves) == 200
+    others = load_results(RECORDS / "he2015_table6")
+    joined = pd.concat([results.assign(version="old"), others.assign(version="new")])
+    assert len(joined.curves) == 200 + len(others.curves)
+    assert len(joined[joined["version"] == "old"].curves) == 200
 
 
 def test_claims_are_tested_and_a_projects_own_are_read(tmp_path: Path) -> None:
