@@ -11,7 +11,7 @@ from deepnets.config.claim import claims_on_file
 from deepnets.config.compose import compose
 from deepnets.config.project import CONF
 from deepnets.config.schema import Search
-from deepnets.launch import grid
+from deepnets.launch import reuse
 from deepnets.launch.grid import launch
 from deepnets.results.verify import verify
 from deepnets.run import load_run
@@ -102,7 +102,7 @@ def test_a_repeated_seed_knows_only_the_claims_that_it_knew_the_first_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It brings bits that were seen before: among the records, in the folder to overwrite, or in another folder."""
-    monkeypatch.setattr(grid, "home", lambda: tmp_path)
+    monkeypatch.setattr(reuse, "home", lambda: tmp_path)
 
     def launched(root: Path, *overrides: str) -> RunFolder:
         rows = [row(root, *NET, "precision=fp32", "epochs=1", *overrides)]
