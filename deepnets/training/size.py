@@ -16,8 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode, flop_registry
+from torch.utils.flop_counter import FlopCounterMode
 
 from deepnets.config.build import TARGETS, targets_in
 from deepnets.config.project import PACKAGE
@@ -70,7 +69,7 @@ def size_of(config: Config, dataset: Dataset, code: str | None = None) -> Networ
     weight = fmean(parameter.nbytes for parameter in model.parameters())
     if not is_own and weight <= LARGEST_WEIGHT and max(map(math.prod, shapes)) <= LARGEST_IMAGE:
         model.to_empty(device="cpu")
-    size = _counted(model, shapes, FlopCounterMode(display=False) if is_own else _MultiplyAdds())
+    size = _counted(model, shapes)
     if code or not is_own:
         sizes[key] = size
         _remember(sizes)
@@ -145,23 +144,6 @@ class _NothingDrawn(TorchFunctionMode):
         return args[0] if func in DRAWS and args[0].is_meta else func(*args, **(kwargs or {}))
 
 
-class _MultiplyAdds(TorchDispatchMode):
-    """Counts operations as torch's FlopCounterMode, but no operation within another one, nor those of each module."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.flops = 0
-
-    def get_total_flops(self) -> int:
-        return self.flops
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
-        if func._overloadpacket in flop_registry:
-            self.flops += flop_registry[func._overloadpacket](*args, **(kwargs or {}), out_val=output)
-        return output
-
-
 def try_out(model: nn.Module, shape: tuple[int, int, int]) -> None:
     """Compute the logits of one image by a model on the meta device or the CPU; leaves it in evaluation mode.
 
@@ -177,10 +159,8 @@ def try_out(model: nn.Module, shape: tuple[int, int, int]) -> None:
         raise UserError(f"model: its layers, shortcuts and widths do not fit together: {error}") from error
 
 
-def _counted(
-    model: nn.Module, shapes: list[tuple[int, int, int]], counter: FlopCounterMode | _MultiplyAdds
-) -> NetworkSize:
-    with counter:
+def _counted(model: nn.Module, shapes: list[tuple[int, int, int]]) -> NetworkSize:
+    with FlopCounterMode(display=False) as counter:
         try_out(model, shapes[0])
     for shape in shapes[1:]:
         try_out(model, shape)
