@@ -24,13 +24,15 @@ from deepnets.config.project import git_commit
 from deepnets.config.schema import CodeChoice, Config, Row
 from deepnets.config.trust import choose_code
 from deepnets.errors import UserError
-from deepnets.launch.reuse import claims_below, claims_known, file_of_sweep, lacks_claims, reuse, twins_of
+from deepnets.launch.reuse import claims_below, claims_known, file_of_sweep, first_set_up, reuse, twins_of
 from deepnets.runs.code import (
     OtherCode,
     beside_other_code,
+    changed_files,
     code_of,
     code_to_execute,
     execute_copy,
+    kept_code,
     listed,
     noted_code,
     store,
@@ -63,7 +65,7 @@ def launch(rows: list[Row]) -> int:
     folders, first = folders_of(rows), rows[0].config
     check_tables(rows, folders)
     launcher: Launcher = build("launcher", first.launcher)
-    use_chosen_code(first.code, folders)
+    use_chosen_code(rows, folders)
     claims_below.cache_clear()
     errors = {}
     pairs = list(zip(rows, folders, strict=True))
@@ -86,7 +88,7 @@ def launch(rows: list[Row]) -> int:
     of_own_code: list[RunFolder] = []
     for row, folder in with_progress(pairs, "runs frozen"):
         try:
-            code = code_of(row.config)
+            code = _code_of(row, folder)
             if row.config.overwrite or not folder.is_complete:
                 folder.freeze(row.config, _origin(row, folder, code))
                 if code:
@@ -109,9 +111,10 @@ def launch(rows: list[Row]) -> int:
         print_line(line)
     if not lines and (told := beside_other_code(new_code)):
         print_line(told)
-    if repeated := [folder.path.parent.name for row, folder in fresh if lacks_claims(row, folder)]:
+    if repeated := {folder: where for row, folder in fresh if (where := first_set_up(row, folder))}:
+        rows_of, places = (listed(run.path.parent.name for run in repeated), listed(map(str, repeated.values())))
         print_line(
-            f"claims of this sweep were written down after seeds of {listed(repeated)} were first set up: "
+            f"claims of this sweep were written down after seeds of {rows_of} were first set up (in {places}): "
             f"{len(repeated)} of these runs count for none of them; reuse=true copies such seeds where it can"
         )
     for change, count in other_data.items():
@@ -134,14 +137,29 @@ def remedies_of(errors: Iterable[UserError], rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def use_chosen_code(choice: CodeChoice | None, folders: Sequence[RunFolder]) -> None:
+def use_chosen_code(rows: Sequence[Row], folders: Sequence[RunFolder]) -> None:
     """Let this process use the chosen version of the user's modules, before it imports any of them."""
-    choose_code(choice)
-    if choice == CodeChoice.frozen:
-        for folder in folders:
-            if folder.has_begun and not folder.is_complete and (code := noted_code(folder)):
-                with suppress(UserError):  # the check of each run raises it again, and so all such runs are named
-                    execute_copy(folder, code)
+    choose_code(rows[0].config.code)
+    for row, folder in zip(rows, folders, strict=True):
+        with suppress(UserError):  # the check of each run raises it again, and so all such runs are named
+            use_frozen_code(row.config, folder)
+
+
+def use_frozen_code(config: Config, folder: RunFolder) -> tuple[RunFolder, Code] | None:
+    """With code=frozen, let this process import the version that a run to train needs; return it, and a run by it.
+
+    Raises:
+        UserError: as `execute_copy` and `kept_code`.
+    """
+    if config.code != CodeChoice.frozen or (folder.is_complete and not config.overwrite):
+        return None
+    if folder.has_begun and not config.overwrite:
+        found = (folder, code) if (code := noted_code(folder)) else None
+    else:
+        found = kept_code(folder, config)
+    if found:
+        execute_copy(*found)
+    return found
 
 
 def check_tables(rows: Sequence[Row], folders: Sequence[RunFolder]) -> None:
@@ -328,11 +346,18 @@ def _check(row: Row, folder: RunFolder, launcher: Launcher) -> None:
         raise
     if folder.has_begun and not folder.is_complete and not row.config.overwrite:
         code_to_execute(folder, row.config, "code={}")
+    use_frozen_code(row.config, folder)
     claims_of(row.config.sweep)
     if row.config.overwrite or not folder.is_complete:
         _check_settings(row, launcher)
     elif kept and kept.dataset.get("root") != row.config.dataset.get("root"):
         print_line(f"{folder}: was trained on the data in {kept.dataset.get('root')}")
+
+
+def _code_of(row: Row, folder: RunFolder) -> Code | None:
+    """Return the user's code that trains the run, as it was noted when it was copied."""
+    now, found = code_of(row.config), use_frozen_code(row.config, folder)
+    return found[1] if now and found and not changed_files(*found, now) else now
 
 
 def _check_settings(row: Row, launcher: Launcher) -> None:

@@ -17,7 +17,7 @@ from deepnets.config.schema import Config, Row
 from deepnets.data.dataset import Dataset
 from deepnets.errors import UserError
 from deepnets.launch.cost import Paces
-from deepnets.launch.grid import Launcher, check_tables, launchable, remedies_of, use_chosen_code
+from deepnets.launch.grid import Launcher, check_tables, launchable, remedies_of, use_chosen_code, use_frozen_code
 from deepnets.launch.reuse import twins_of
 from deepnets.runs.checkpoint import LAST
 from deepnets.runs.code import (
@@ -57,7 +57,7 @@ def show_plan(rows: list[Row]) -> int:
     folders, first = folders_of(rows), rows[0].config
     check_tables(rows, folders)
     launcher: Launcher = build("launcher", first.launcher)
-    use_chosen_code(first.code, folders)
+    use_chosen_code(rows, folders)
     paces = Paces(first.plan == TIMED)
     planned = []
     with Console(stderr=True).status("planning") as status:  # shown only on a terminal
@@ -183,6 +183,7 @@ def _plan(config: Config, folder: RunFolder, launcher: Launcher, paces: Paces) -
         folder.check(config)
         if folder.has_begun and not is_complete and not config.overwrite:
             code_to_execute(folder, config, "code={}")
+        use_frozen_code(config, folder)
         code = code_of(config)
         code_hash = code.hash if code else None
         dataset, iterations = check_settings(config if is_complete else launchable(config, launcher), code_hash)

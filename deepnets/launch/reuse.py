@@ -78,20 +78,22 @@ def _finished(root: Path) -> dict[str, list[RunFolder]]:
 
 
 @cache
-def claims_below(root: Path, seed: int) -> dict[str, list[list[str]]]:
-    """Return the list of claims of each run or record of a seed in a folder of outputs, by the run's identity.
+def claims_below(root: Path, seed: int) -> dict[str, list[tuple[RunFolder, list[str]]]]:
+    """Return each run or record of a seed in a folder of outputs, and the claims that it notes, by the run's identity.
 
     The runs have ended, or have begun, so that their errors could be seen.
     """
-    claims: dict[str, list[list[str]]] = {}
+    claims: dict[str, list[tuple[RunFolder, list[str]]]] = {}
     for depth in ("*/*", "*/*/*"):  # records, and runs in a folder of their own below the root, lie deeper
         for file in root.glob(f"{depth}/seed{seed}/config.yaml"):
             folder = RunFolder(file.parent)
             with suppress(UserError):  # reports name a folder that cannot be read
                 if result := folder.completed:
-                    claims.setdefault(result.identity or identity_hash(folder.config), []).append(result.claims)
+                    claims.setdefault(result.identity or identity_hash(folder.config), []).append(
+                        (folder, result.claims)
+                    )
                 elif folder.has_begun:
-                    claims.setdefault(identity_hash(folder.config), []).append(folder.origin.claims)
+                    claims.setdefault(identity_hash(folder.config), []).append((folder, folder.origin.claims))
     return claims
 
 
@@ -105,9 +107,7 @@ def claims_known(row: Row, folder: RunFolder) -> list[str]:
     if PILOT in row.overrides:
         return []
     folders = [SWEEPS, *(Path(place.removeprefix("file://")) / "sweep" for place in row.search.places)]
-    roots = {Path(row.config.output_root).resolve(), (home() / "outputs").resolve()}
-    own = identity_hash(row.config)
-    seen = [claims for root in roots for claims in claims_below(root, row.config.seed).get(own, [])]
+    seen = [claims for _, claims in _equal_runs(row)]
     with suppress(Unreadable):  # a run that is overwritten may itself have overwritten another, whose claims it knew
         seen += [origin.claims] if (origin := Origin.read(folder.path)) else []
     on_file = [claim for sweeps in folders for claim in claims_on_file(sweeps)]
@@ -115,11 +115,21 @@ def claims_known(row: Row, folder: RunFolder) -> list[str]:
     return [claim for claim in on_file if all({claim, claim.rpartition("/")[2]} & {*claims} for claims in seen)]
 
 
-def lacks_claims(row: Row, folder: RunFolder) -> bool:
-    """Return whether the run, which is no pilot, does not know all claims that its sweep's file has."""
+def first_set_up(row: Row, folder: RunFolder) -> RunFolder | None:
+    """Return where the run's seed began before the claims in its sweep's file; None if it counts for all of these."""
     file = file_of_sweep(row)
     own = {claim for claim in claims_on_file(file.parent) if claim.startswith(f"{file.stem}/")}
-    return PILOT not in row.overrides and not own <= {*folder.origin.claims}
+    if PILOT in row.overrides or own <= {*folder.origin.claims}:
+        return None
+    others = [run for run, claims in _equal_runs(row) if not own <= {*claims}]
+    return next((run for run in others if run.path.resolve() != folder.path.resolve()), folder)
+
+
+def _equal_runs(row: Row) -> list[tuple[RunFolder, list[str]]]:
+    """Return the runs of the row's identity that had begun before this command, and the claims that they note."""
+    roots = {Path(row.config.output_root).resolve(), (home() / "outputs").resolve()}
+    identity = identity_hash(row.config)
+    return [found for root in roots for found in claims_below(root, row.config.seed).get(identity, [])]
 
 
 def file_of_sweep(row: Row) -> Path:

@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,7 @@ import pandas as pd
 from deepnets.config.sweep import value_at_scale
 from deepnets.results.page import setting_text, short_commit
 from deepnets.results.read import Run
+from deepnets.runs.code import listed
 from deepnets.runs.folder import RunFolder, run_folders
 
 FRAME = (  # the columns of a frame of runs
@@ -151,9 +152,35 @@ def warnings_of(column: Column) -> list[str]:
     for versions, rows in mixed.items():
         names = " and ".join([*rows[:3], *([f"{len(rows) - 3} more"] if len(rows) > 3 else [])])
         what = f"{column.label}: {names} {'count' if len(rows) > 1 else 'counts'} for no claim, because different"
-        remedy = "to compare them, train the seeds of one version again: overwrite=true with these rows and seeds"
+        remedy = (
+            "to compare them, train the seeds of one version again: overwrite=true with these rows and seeds, and with "
+            "code=frozen for the earlier version"
+        )
         warnings.append(f"{what} versions of your own code trained them: {versions} (see result.json); {remedy}")
+    warnings += _rows_by_versions(column)
     return [warning for warning in warnings if warning]
+
+
+def _rows_by_versions(column: Column) -> Iterator[str]:
+    """Yield a line for each file of the user's code of which several versions trained the rows of a column.
+
+    Rows that several versions trained have a line of their own.
+    """
+    versions: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))  # by module, by its hash
+    for row, runs in column.rows.items():
+        if mixes_code(runs):
+            continue
+        codes = [code for run in runs if run.has_ended for code in (run.result.get("code") or {}).values()]
+        for module, value in codes[0]["modules"].items() if codes else ():
+            versions[module][value].append(row)
+    for module, rows in versions.items():
+        if len(rows) > 1:
+            groups = "; ".join(f"{value} {listed(those)}" for value, those in rows.items())
+            file = f"{module.replace('.', '/')}.py"
+            yield (
+                f"{column.label}: rows were trained by different versions of {file}: {groups}; "
+                "if rows use what has changed, a difference between them may come from it"
+            )
 
 
 def arithmetic_of(run: Run) -> str:

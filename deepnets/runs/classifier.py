@@ -147,7 +147,8 @@ def write_program(classifier: Classifier, file: Path) -> Path:
     channels, height, width = classifier.shape
     draw = torch.Generator().manual_seed(0)
     images = torch.randint(256, (3, height, width, channels), generator=draw, dtype=torch.uint8)
-    classifier.to(memory_format=torch.contiguous_format)  # export supports no other; a checkpoint has channels_last
+    # Export supports no other memory format, and a checkpoint has channels_last. Probabilities need no gradients.
+    classifier.to(memory_format=torch.contiguous_format).requires_grad_(False)
     try:
         number = torch.export.Dim("images", min=1)
         program = torch.export.export(classifier, (images,), dynamic_shapes=({0: number},))

@@ -165,8 +165,37 @@ def beside_other_code(runs: Mapping[RunFolder, Code]) -> str | None:
         return None
     return (
         f"other seeds of {listed(names)} were trained by other code of yours; {MIXED}. To train in another folder, add "
-        f"{BESIDE}; for more seeds by the old code, restore it"
+        f"{BESIDE}; for more seeds by the old code, add code=frozen"
     )
+
+
+def kept_code(folder: RunFolder, config: Config) -> tuple[RunFolder, Code] | None:
+    """Return the version that code=frozen chooses for a run that starts, and a run that notes it.
+
+    It is the version that trained the row's other seeds (if there are two, not the folder's own); if none has begun,
+    the folder's own, or else the one of the sweep's rows. None if the configuration names only deepnets' classes.
+    Raises UserError if there is no such version, or if there are several.
+    """
+    if not sources_of(config):
+        return None
+    own = {code.hash: (folder, code)} if (code := noted_code(folder)) else {}
+    versions = _versions(run for run in run_folders(folder.path.parent) if run.path != folder.path)
+    versions = {version: found for version, found in versions.items() if version not in own} or own
+    versions = versions or _versions(run_folders(folder.grid) if config.sweep else ())
+    if len(versions) != 1:
+        found = f"{', '.join(versions)} trained the other runs" if versions else "no other run was trained by own code"
+        raise UserError(f"{folder}: code=frozen finds no single version of your code for it: {found}")
+    return next(iter(versions.values()))
+
+
+def _versions(runs: Iterable[RunFolder]) -> dict[str, tuple[RunFolder, Code]]:
+    """Return by hash the versions of the user's code that train or trained these runs, and a run by each."""
+    versions: dict[str, tuple[RunFolder, Code]] = {}
+    for run in runs:
+        with suppress(Unreadable):  # nobody asked for this run
+            codes = run.completed.code if run.completed else {"": noted_code(run)} if run.has_begun else None
+            versions |= {code.hash: (run, code) for code in (codes or {}).values() if code}
+    return versions
 
 
 def is_by(folder: RunFolder, code: Code | None) -> bool:

@@ -241,12 +241,13 @@ def differing(before: dict[str, Any], now: dict[str, Any]) -> str:
 def change_of_images(config: Config, result: Result) -> str:
     """Say how the images in the data folder differ from those of a complete run; empty if equal or not checked.
 
-    This checks only what takes a second or two: data sets of deepnets that are in the data folder and have at most
-    `MOST_CHECKED` bytes.
+    This checks only what takes a second or two: data sets that are in the data folder and have at most `MOST_CHECKED`
+    bytes.
     """
-    if not result.data or {*targets_in(config.dataset)} - TARGETS:
+    if not result.data:
         return ""
-    with suppress(UserError):  # the run needs no images any more, so it does not matter if they cannot be read
+    # The run needs no images any more, so it does not matter if they, or the user's own class, cannot be read.
+    with suppress(Exception if {*targets_in(config.dataset)} - TARGETS else UserError):
         if now := _contents(dataset_of(config)):
             changed = {name: value for name, value in result.data.items() if value != now.get(name)}
             counts = {name: changed[name] for name in SPLITS if name in changed}

@@ -21,7 +21,7 @@ from deepnets.runs.code import changed_files, code_of, noted_code
 from deepnets.runs.contents import FINISHED
 from deepnets.runs.folder import WEIGHTS, RunFolder
 from deepnets.runs.record import state_checksum
-from deepnets.runs.weights import CHECKSUM, by_own_names, fitting, read_state
+from deepnets.runs.weights import CHECKSUM, by_own_names, fitting, read_record, read_state
 from deepnets.training.assembly import dataset_of
 
 DIGITS = 12  # of the SHA-256 that becomes part of the run's identity
@@ -119,6 +119,8 @@ def _otherwise(source: RunFolder, config: Config) -> str:
     try:
         settings = difference(plain_values(source.config), config)
         before, now = noted_code(source), code_of(config)
+        if not source.result:  # an exported folder: only its weights note the code
+            before = read_record(source, source.config).code
         changed = changed_files(source, before, now) if before and now else []
     except UserError as error:
         return f"; how its network differs is not known: {error}"

@@ -112,7 +112,7 @@ def read_weights(folder: str | Path, allow_previous: bool = False, iteration: in
         remedy = "train it again with overwrite=true" if run_folder.is_complete else "train the run first"
         raise UserError("\n".join([f"{run_folder}: no checkpoint to load; {remedy}", *described(damaged)]))
     else:
-        weights, name = _read_record(run_folder, config), WEIGHTS
+        weights, name = read_record(run_folder, config), WEIGHTS
     about = weights.input
     if about and (tuple(about.shape), len(about.classes)) != (weights.shape, weights.classes):
         raise UserError(f"{run_folder.path / name}: its input and weights are of different networks; restore the file")
@@ -196,13 +196,13 @@ def _read_kept(folder: RunFolder, config: Config, iteration: int) -> Weights:
         otherwise = "train it with keep_checkpoints=N, which keeps the weights of N iterations"
         remedy = f"choose from {kept}" if kept else otherwise
         raise UserError(f"{folder}: no weights of iteration {iteration} are kept; {remedy}")
-    weights = _read_record(folder, config, file.name)
+    weights = read_record(folder, config, file.name)
     if weights.iteration != iteration:
         raise UserError(f"{file}: holds weights of iteration {weights.iteration}; restore the run's own file")
     return weights
 
 
-def _read_record(folder: RunFolder, config: Config, name: str = WEIGHTS) -> Weights:
+def read_record(folder: RunFolder, config: Config, name: str = WEIGHTS) -> Weights:
     """Read the weights in the file `name`; raises UserError if they are not of a run with this configuration."""
     file = folder.path / name
     try:

@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -175,6 +176,25 @@ def test_finished_runs_say_once_that_their_images_have_changed(
     assert re.search(r" \(content 0{16} then, [0-9a-f]{16} now\);", told[1])
 
 
+def test_finished_runs_on_data_of_ones_own_say_that_their_images_have_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])  # trust makes folders importable
+    own = tmp_path / "own_digits_here.py"
+    own.write_text("from deepnets.data.sources import digits\n\ndef same(root):\n    return digits(root)\n")
+    with trusting(own):
+        only = row(tmp_path, *NET, "+schedule.name=a", "dataset.source._target_=own_digits_here.same")
+        launch([only])
+        launch([only])
+        assert "other images" not in capsys.readouterr().out
+        folder = folder_of(only)
+        folder.result.model_copy(update={"data": folder.result.data | {"train": 7}}).write(folder.path)
+        launch([only])
+        assert "1 finished run was trained on other images than those now in" in capsys.readouterr().out
+    gone = replace(only.config, dataset=only.config.dataset | {"source": {"_target_": "own_digits_here.none"}})
+    assert change_of_images(gone, folder.result) == ""
+
+
 def test_images_that_cannot_be_read_do_not_matter_to_a_finished_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -198,10 +218,12 @@ def test_all_runs_that_cannot_go_on_with_the_code_of_their_beginning_are_named(
         launch(rows)
     missing = ": the code that the run began with is missing ({}); copy it"
     lines = str(refused.value).splitlines()
-    assert lines[0] == "3 of 4 runs cannot start; none was started"
+    assert lines[0] == "4 of 4 runs cannot start; none was started"
     assert f"seed0 and 1 more{missing.format(tmp_path / 'runs/.code' / ('a' * 16))}" in lines[1]
     assert f"seed2{missing.format(tmp_path / 'runs/.code' / ('b' * 16))}" in lines[2]
-    assert len(lines) == 3
+    several = f"no single version of your code for it: {16 * 'a'}, {16 * 'b'} trained the other runs"
+    assert several in lines[3]  # of a new seed
+    assert len(lines) == 4
     changed = OtherCode(folder_of(rows[0]), ["own.py"], "code={}", tmp_path / "runs/.code" / ("a" * 16))
     assert changed.remedy.startswith("The code as it was is not here")
     with choosing_code(None):

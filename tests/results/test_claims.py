@@ -321,6 +321,19 @@ def test_seeds_by_different_code_are_marked_and_count_for_no_claim(
     assert f"identity and same count for no claim, because {DIFFERENT}: {versions}" in warning
 
 
+def test_a_report_says_that_rows_were_trained_by_different_versions_of_a_file(trained: Trained, tmp_path: Path) -> None:
+    root = shutil.copytree(trained.path.parent, tmp_path / "root") / trained.path.name
+    digits = {"identity": "a", "none": "b"}
+    for file in [file for name in digits for file in root.glob(f"{name}/seed*/result.json")]:
+        modules = {"own.units": 16 * digits[file.parent.parent.name], "own.parts": 16 * "c"}
+        code = {"hash": 16 * digits[file.parent.parent.name], "modules": modules}
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"code": {"0": code}}))
+    (table,) = tables_of(read_runs([root]))
+    (warning,) = [line for line in warnings_of(table.columns[0]) if "different versions" in line]
+    groups = f"{16 * 'a'} identity; {16 * 'b'} none"
+    assert f"rows were trained by different versions of own/units.py: {groups}; if rows use what has changed" in warning
+
+
 def named(trained: Trained, path: Path) -> Path:
     """The trained table as `name=` puts it into a folder of another name."""
     shutil.copytree(trained.path, path)

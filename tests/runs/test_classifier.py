@@ -351,8 +351,10 @@ def test_networks_of_each_kind_become_programs(overrides: list[str], tmp_path: P
     classifier = Classifier(model, about)
     program = torch.export.load(write_program(classifier, tmp_path / "model.pt2")).module()
     images = torch.randint(256, (5, side, side, channels), dtype=torch.uint8)
+    predicted = program(images)
+    assert not predicted.requires_grad
     with torch.inference_mode():
-        torch.testing.assert_close(program(images), classifier(images), rtol=0, atol=1e-6)
+        torch.testing.assert_close(predicted, classifier(images), rtol=0, atol=1e-6)
 
 
 def test_the_export_says_what_the_network_is_given(on_digits: Path, tmp_path: Path) -> None:

@@ -261,6 +261,10 @@ def test_code_that_changes_while_a_run_is_unfinished(project: Path, tmp_path: Pa
     exported = tmp_path / "weights"
     with trusting(project / "own_shortcuts.py"), pytest.raises(OtherCode, match=r"own_scales\.py"):
         read_weights(exported)
+    for place in (folder, exported):
+        done = train(*words(project, tmp_path / f"from_{place.name}", "epochs=1", f"weights='{place}'"))
+        assert done.returncode == 0, done.stderr
+        assert f"starts from the weights in {RunFolder(place)}; own_scales.py has changed" in done.stdout
     image = exported / "image.png"
     Image.new("L", (8, 8)).save(image)
     predict = [sys.executable, "-m", "deepnets", "predict", str(exported), str(image), export[-1]]
@@ -297,6 +301,39 @@ def test_code_that_changes_while_a_run_is_unfinished(project: Path, tmp_path: Pa
         )
         assert done.returncode == 1
         assert reason in done.stderr
+
+
+@pytest.mark.slow
+def test_frozen_code_trains_more_seeds_of_a_row(project: Path, tmp_path: Path) -> None:
+    root, undisturbed = tmp_path / "out", tmp_path / "undisturbed"
+    for place, seeds in ((root, "0,1"), (undisturbed, "2")):
+        done = train(*words(project, place, "epochs=1", "-m", f"seed={seeds}"))
+        assert done.returncode == 0, done.stderr
+    (project / "own_scales.py").write_text(SCALES.replace("1.0", "5.0"))
+    done = train(*words(project, root, "epochs=1", "seed=2"))
+    assert "were trained by other code of yours" in done.stdout
+    assert "for more seeds by the old code, add code=frozen" in done.stdout
+    (row_folder,) = (folder for folder in (root / "runs").iterdir() if not folder.name.startswith("."))
+    codes = {seed: result_of(row_folder / f"seed{seed}")["code"]["0"]["hash"] for seed in (0, 1, 2)}
+    assert codes[0] == codes[1] != codes[2]
+
+    for more in (["seed=2", "overwrite=true", "plan=true"], ["seed=2", "overwrite=true"], ["seed=3"]):
+        done = train(*words(project, root, "epochs=1", "code=frozen", *more))
+        assert done.returncode == 0, done.stderr
+        assert "other code of yours" not in done.stdout
+    assert [result_of(row_folder / f"seed{seed}")["code"]["0"]["hash"] for seed in (2, 3)] == [codes[0]] * 2
+    assert RunFolder(row_folder / "seed3").origin.code == RunFolder(row_folder / "seed0").origin.code
+    reference = weights_of(next(undisturbed.glob("runs/*/seed2")))
+    assert all(torch.equal(tensor, reference[key]) for key, tensor in weights_of(row_folder / "seed2").items())
+
+    for more in (["plan=true"], []):  # no seed of this row tells which version it should be
+        done = train(*words(project, root, "epochs=2", "seed=0", "code=frozen", *more))
+        assert done.returncode == 1
+        assert "code=frozen finds no single version of your code for it: no other run" in done.stdout + done.stderr
+    done = train(*words(project, root, "epochs=1", "seed=4"))
+    done = train(*words(project, root, "epochs=1", "seed=5", "code=frozen"))
+    assert done.returncode == 1
+    assert f"code=frozen finds no single version of your code for it: {codes[0]}, {codes[2]} trained" in done.stderr
 
 
 def code_now(project: Path, folder: Path) -> Code | None:
