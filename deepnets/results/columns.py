@@ -157,11 +157,11 @@ def warnings_of(column: Column) -> list[str]:
             "code=frozen for the earlier version"
         )
         warnings.append(f"{what} versions of your own code trained them: {versions} (see result.json); {remedy}")
-    warnings += _rows_by_versions(column)
+    warnings += rows_by_versions(column)
     return [warning for warning in warnings if warning]
 
 
-def _rows_by_versions(column: Column) -> Iterator[str]:
+def rows_by_versions(column: Column) -> Iterator[str]:
     """Yield a line for each file of the user's code of which several versions trained the rows of a column.
 
     Rows that several versions trained have a line of their own.

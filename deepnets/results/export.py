@@ -10,13 +10,13 @@ import pandas as pd
 from deepnets.config.claim import all_claims
 from deepnets.config.project import read_project
 from deepnets.results.claims import findings_of
-from deepnets.results.columns import columns_of, frame_of, mixes_code
+from deepnets.results.columns import columns_of, frame_of, mixes_code, rows_by_versions
 from deepnets.results.page import latex_table, markdown_table, markdown_text
 from deepnets.results.read import Run, read_runs
 from deepnets.results.table import Table, result_sheets, tables_of
 
 NAMES = ["sweep", "row", "seed", "folder"]
-CLAIM = ["sweep", "claim", "place", "first", "second", "seeds", "outcome", "difference"]
+CLAIM = ["sweep", "column", "claim", "place", "first", "second", "seeds", "outcome", "difference"]
 CLAIM += ["low", "high", "p_holm", "seen_before"]
 ENTRIES = (
     *("test_error", "last_test_error", "best_test_error", "train_error", "validation_error"),
@@ -71,7 +71,8 @@ class Results(pd.DataFrame):
             for index in range(len(table.columns)):
                 for finding in findings_of(table, index, table.sweeps):
                     low, high = finding.interval or (None, None)
-                    names = {"sweep": table.title(index), "claim": finding.claim.text, "place": finding.claim.place}
+                    names = {"sweep": table.title(index), "column": table.columns[index].label}
+                    names |= {"claim": finding.claim.text, "place": finding.claim.place}
                     rows = {"first": finding.sides[0].row, "second": finding.other, "seeds": finding.seeds}
                     answer = {"outcome": finding.outcome.value, "difference": finding.difference}
                     lines.append(
@@ -89,8 +90,8 @@ class Results(pd.DataFrame):
 def load_results(*folders: str | Path, project: str | Path | None = None) -> Results:
     """Read the runs, or records, in and below these folders, as in `load_results("outputs/he2016_table1")`.
 
-    `project` is the file of your own project, whose sweeps' published numbers and claims are read. A warning names the
-    rows whose seeds were trained by different versions of your own code.
+    `project` is the file of your own project, whose sweeps' published numbers and claims are read. Warnings name the
+    rows whose seeds were trained by different versions of your own code, and rows that differ in such a version.
 
     Raises:
         UserError: a folder is missing, or has no run in it.
@@ -107,6 +108,8 @@ def load_results(*folders: str | Path, project: str | Path | None = None) -> Res
     labels = {run.folder: column.label for column in columns for run in column.runs}
     for row in [row for column in columns for row, members in column.rows.items() if mixes_code(members)]:
         warnings.warn(f"{row}: different versions of your own code trained it: see `code`", stacklevel=2)
+    for line in [line for column in columns for line in rows_by_versions(column)]:
+        warnings.warn(line, stacklevel=2)
     details = [{"column": labels[run.folder]} | _entries(run) | run.options | run.settings for run in runs.values()]
     lines = frame[[*NAMES, "table", "status", "reason"]].to_dict("records")
     results = Results([names | of_run for names, of_run in zip(lines, details, strict=True)])

@@ -22,7 +22,7 @@ from deepnets.runs import checkpoint
 from deepnets.runs.checkpoint import described, load_checked, resume
 from deepnets.runs.code import changed_files
 from deepnets.runs.contents import DIVERGED, FAILED, FINISHED, Code, FinalStatus, Progress, Result
-from deepnets.runs.folder import Locked, RunFolder, note_code
+from deepnets.runs.folder import BESIDE, Locked, RunFolder, note_code
 from deepnets.runs.log import Log
 from deepnets.runs.owner import Owner, TakenOver
 from deepnets.runs.record import (
@@ -137,7 +137,8 @@ class Execution:
         self.input = input_of(config, device)
         self.frozen = saved["frozen"] if saved else world.broadcast_value(environment_of(config, device))
         if saved and (difference := differing(self.frozen["data"], data_of(config, device))):
-            raise UserError(f"{folder}: began on other data than those in {config.dataset.get('root')}: {difference}")
+            where = f"{folder}: began on other data than those in {config.dataset.get('root')}: {difference}"
+            raise UserError(f"{where}. Restore the data, or add {BESIDE} or, to train anew, overwrite=true")
         self.frozen = with_processes(self.frozen, world.size, saved["training"]["iteration"] if saved else 0, config)
         changed = self._continue_code(code, saved["training"]["iteration"] if saved else 0)
         check_arithmetic(folder, self.frozen["precision"], config, device)

@@ -125,6 +125,7 @@ def test_claims_are_tested_and_a_projects_own_are_read(tmp_path: Path) -> None:
     claims = load_results(tmp_path / "outputs", project=tmp_path / "project.yaml").claims
     assert list(claims["claim"]) == ["identity is lower than none"]
     assert claims["seeds"].iloc[0] == (5, 5)
+    assert set(claims["column"]) == set(load_results(tmp_path / "outputs")["column"])
     assert claims["difference"].iloc[0] < 0
     assert claims["low"].iloc[0] is None  # no look at runs that were seen before
     assert claims["seen_before"].iloc[0] == 10

@@ -114,7 +114,7 @@ def test_a_run_does_not_continue_on_other_data(tmp_path: Path, shift: int, brigh
     run(folder)
     (folder.path / "result.json").unlink()
     folder.freeze(config(*settings, f"dataset.root={tmp_path}/b/pets"), Origin())
-    with pytest.raises(UserError, match=f"began on other data .* {message}"):
+    with pytest.raises(UserError, match=f"began on other data .* {message}.* overwrite=true"):
         run(folder)
 
 
