@@ -56,6 +56,12 @@ def _is_own(file: Path) -> bool:
     return file.is_file() and not installed and not file.is_relative_to(sysconfig.get_path("stdlib"))
 
 
+def listed(names: Iterable[str]) -> str:
+    """List the first three different names, and say how many others there are."""
+    names = list(dict.fromkeys(names))
+    return ", ".join(names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3)
+
+
 def brief(value: object) -> str:
     """Return the value as Python writes it, in one line; a long value is cut off."""
     text = repr(value)

@@ -23,7 +23,7 @@ from deepnets.config.identity import flat, identity
 from deepnets.config.project import git_commit
 from deepnets.config.schema import CodeChoice, Config, Row
 from deepnets.config.trust import choose_code
-from deepnets.errors import UserError
+from deepnets.errors import UserError, listed
 from deepnets.launch.reuse import claims_below, claims_known, file_of_sweep, first_set_up, reuse, twins_of
 from deepnets.runs.code import (
     OtherCode,
@@ -33,7 +33,6 @@ from deepnets.runs.code import (
     code_to_execute,
     execute_copy,
     kept_code,
-    listed,
     noted_code,
     store,
     trained_before_change,
@@ -65,12 +64,14 @@ def launch(rows: list[Row]) -> int:
     folders, first = folders_of(rows), rows[0].config
     check_tables(rows, folders)
     launcher: Launcher = build("launcher", first.launcher)
-    use_chosen_code(rows, folders)
+    chosen = use_chosen_code(rows, folders)
     claims_below.cache_clear()
     errors = {}
     pairs = list(zip(rows, folders, strict=True))
     for row, folder in with_progress(pairs, "runs checked"):
         try:
+            if isinstance(refused := chosen.get(folder), UserError):
+                raise refused
             _check(row, folder, launcher)
         except UserError as error:
             errors[folder] = error
@@ -88,7 +89,9 @@ def launch(rows: list[Row]) -> int:
     of_own_code: list[RunFolder] = []
     for row, folder in with_progress(pairs, "runs frozen"):
         try:
-            code = _code_of(row, folder)
+            code, kept = code_of(row.config), chosen.get(folder)
+            if isinstance(kept, Code) and code and not changed_files(folder, kept, code):
+                code = kept  # as it was noted when it was copied
             if row.config.overwrite or not folder.is_complete:
                 folder.freeze(row.config, _origin(row, folder, code))
                 if code:
@@ -137,29 +140,33 @@ def remedies_of(errors: Iterable[UserError], rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def use_chosen_code(rows: Sequence[Row], folders: Sequence[RunFolder]) -> None:
-    """Let this process use the chosen version of the user's modules, before it imports any of them."""
-    choose_code(rows[0].config.code)
-    for row, folder in zip(rows, folders, strict=True):
-        with suppress(UserError):  # the check of each run raises it again, and so all such runs are named
-            use_frozen_code(row.config, folder)
+def use_chosen_code(rows: Sequence[Row], folders: Sequence[RunFolder]) -> dict[RunFolder, Code | UserError]:
+    """Let this process import the chosen version of the user's modules.
 
-
-def use_frozen_code(config: Config, folder: RunFolder) -> tuple[RunFolder, Code] | None:
-    """With code=frozen, let this process import the version that a run to train needs; return it, and a run by it.
-
-    Raises:
-        UserError: as `execute_copy` and `kept_code`.
+    Returns, with code=frozen, the version for each run that this command sets up, or why it cannot be taken. Why an
+    unfinished run cannot take its version, its check says.
     """
-    if config.code != CodeChoice.frozen or (folder.is_complete and not config.overwrite):
-        return None
-    if folder.has_begun and not config.overwrite:
-        found = (folder, code) if (code := noted_code(folder)) else None
-    else:
-        found = kept_code(folder, config)
-    if found:
-        execute_copy(*found)
-    return found
+    choose_code(rows[0].config.code)
+    chosen: dict[RunFolder, Code | UserError] = {}
+    lacking = []
+    for row, folder in zip(rows, folders, strict=True) if rows[0].config.code == CodeChoice.frozen else ():
+        is_new = row.config.overwrite or not (folder.has_begun or folder.is_complete)
+        try:
+            if is_new and (found := kept_code(folder, row.config)):
+                execute_copy(*found)
+                chosen[folder] = found[1]
+            elif is_new and code_of(row.config):
+                lacking.append(folder.path.parent.name)
+            elif not folder.is_complete and (code := noted_code(folder)):
+                execute_copy(folder, code)
+        except UserError as error:
+            if is_new:
+                chosen[folder] = error
+    if lacking:
+        print_line(
+            f"code=frozen: no seed of {listed(lacking)} has begun, so there is no earlier code of theirs to take"
+        )
+    return chosen
 
 
 def check_tables(rows: Sequence[Row], folders: Sequence[RunFolder]) -> None:
@@ -346,18 +353,11 @@ def _check(row: Row, folder: RunFolder, launcher: Launcher) -> None:
         raise
     if folder.has_begun and not folder.is_complete and not row.config.overwrite:
         code_to_execute(folder, row.config, "code={}")
-    use_frozen_code(row.config, folder)
     claims_of(row.config.sweep)
     if row.config.overwrite or not folder.is_complete:
         _check_settings(row, launcher)
     elif kept and kept.dataset.get("root") != row.config.dataset.get("root"):
         print_line(f"{folder}: was trained on the data in {kept.dataset.get('root')}")
-
-
-def _code_of(row: Row, folder: RunFolder) -> Code | None:
-    """Return the user's code that trains the run, as it was noted when it was copied."""
-    now, found = code_of(row.config), use_frozen_code(row.config, folder)
-    return found[1] if now and found and not changed_files(*found, now) else now
 
 
 def _check_settings(row: Row, launcher: Launcher) -> None:

@@ -15,9 +15,9 @@ from rich.table import Column, Table
 from deepnets.config.build import build
 from deepnets.config.schema import Config, Row
 from deepnets.data.dataset import Dataset
-from deepnets.errors import UserError
+from deepnets.errors import UserError, listed
 from deepnets.launch.cost import Paces
-from deepnets.launch.grid import Launcher, check_tables, launchable, remedies_of, use_chosen_code, use_frozen_code
+from deepnets.launch.grid import Launcher, check_tables, launchable, remedies_of, use_chosen_code
 from deepnets.launch.reuse import twins_of
 from deepnets.runs.checkpoint import LAST
 from deepnets.runs.code import (
@@ -25,7 +25,6 @@ from deepnets.runs.code import (
     changed_files,
     code_of,
     code_to_execute,
-    listed,
     noted_code,
     trained_before,
 )
@@ -57,13 +56,13 @@ def show_plan(rows: list[Row]) -> int:
     folders, first = folders_of(rows), rows[0].config
     check_tables(rows, folders)
     launcher: Launcher = build("launcher", first.launcher)
-    use_chosen_code(rows, folders)
+    chosen = use_chosen_code(rows, folders)
     paces = Paces(first.plan == TIMED)
     planned = []
     with Console(stderr=True).status("planning") as status:  # shown only on a terminal
         for number, (row, folder) in enumerate(zip(rows, folders, strict=True), start=1):
             status.update(as_text(f"planning {number}/{len(rows)} {folder}"))
-            planned.append(_plan(row.config, folder, launcher, paces))
+            planned.append(_plan(row.config, folder, launcher, paces, chosen.get(folder)))
     twins = {folder: twin for folder, twin in twins_of(rows, folders).items() if not folder.has_begun}
     if first.reuse and not first.overwrite:
         planned = [
@@ -175,15 +174,18 @@ class _Planned:
     changed: str = ""
 
 
-def _plan(config: Config, folder: RunFolder, launcher: Launcher, paces: Paces) -> _Planned:
-    """Plan one run."""
+def _plan(
+    config: Config, folder: RunFolder, launcher: Launcher, paces: Paces, chosen: Code | UserError | None = None
+) -> _Planned:
+    """Plan one run; `chosen` is as in `use_chosen_code`."""
     state, size = _state(config, folder), None
     is_complete = state not in ("new", "resumable")
     try:
+        if isinstance(chosen, UserError):
+            raise chosen
         folder.check(config)
         if folder.has_begun and not is_complete and not config.overwrite:
             code_to_execute(folder, config, "code={}")
-        use_frozen_code(config, folder)
         code = code_of(config)
         code_hash = code.hash if code else None
         dataset, iterations = check_settings(config if is_complete else launchable(config, launcher), code_hash)

@@ -12,9 +12,9 @@ from typing import Any, TypeGuard
 import pandas as pd
 
 from deepnets.config.sweep import value_at_scale
+from deepnets.errors import listed
 from deepnets.results.page import setting_text, short_commit
 from deepnets.results.read import Run
-from deepnets.runs.code import listed
 from deepnets.runs.folder import RunFolder, run_folders
 
 FRAME = (  # the columns of a frame of runs
@@ -162,13 +162,13 @@ def warnings_of(column: Column) -> list[str]:
 
 
 def rows_by_versions(column: Column) -> Iterator[str]:
-    """Yield a line for each file of the user's code of which several versions trained the rows of a column.
+    """Yield a line for each file of the user's code of which several versions trained the rows of a sweep's column.
 
-    Rows that several versions trained have a line of their own.
+    A row that several versions trained has another warning.
     """
     versions: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))  # by module, by its hash
     for row, runs in column.rows.items():
-        if mixes_code(runs):
+        if mixes_code(runs) or not all(run.sweep for run in runs):  # single runs share a folder, but are not compared
             continue
         codes = [code for run in runs if run.has_ended for code in (run.result.get("code") or {}).values()]
         for module, value in codes[0]["modules"].items() if codes else ():

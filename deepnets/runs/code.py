@@ -21,7 +21,7 @@ from deepnets.config.build import TARGETS, targets_in
 from deepnets.config.project import commit_of
 from deepnets.config.schema import CodeChoice, Config
 from deepnets.config.trust import chosen_code, execute_from, executed_from
-from deepnets.errors import UserError
+from deepnets.errors import UserError, listed
 from deepnets.runs.contents import Code, Unreadable
 from deepnets.runs.folder import BESIDE, RunFolder, run_folders
 from deepnets.system.files import make_own_folder, read_text
@@ -165,27 +165,32 @@ def beside_other_code(runs: Mapping[RunFolder, Code]) -> str | None:
         return None
     return (
         f"other seeds of {listed(names)} were trained by other code of yours; {MIXED}. To train in another folder, add "
-        f"{BESIDE}; for more seeds by the old code, add code=frozen"
+        f"{BESIDE}; for more seeds by the old code, add code=frozen, and overwrite=true for seeds that have begun"
     )
 
 
 def kept_code(folder: RunFolder, config: Config) -> tuple[RunFolder, Code] | None:
-    """Return the version that code=frozen chooses for a run that starts, and a run that notes it.
+    """Return the version that code=frozen chooses for a run that is set up now, and a run that notes it.
 
-    It is the version that trained the row's other seeds (if there are two, not the folder's own); if none has begun,
-    the folder's own, or else the one of the sweep's rows. None if the configuration names only deepnets' classes.
-    Raises UserError if there is no such version, or if there are several.
+    It is the version of the row's other seeds that have begun (if there are two, not the folder's own), or else the one
+    that the folder notes. None if there is neither, or if the configuration names only deepnets' classes.
+
+    Raises:
+        UserError: the other seeds are of several versions.
     """
     if not sources_of(config):
         return None
-    own = {code.hash: (folder, code)} if (code := noted_code(folder)) else {}
+    own: dict[str, tuple[RunFolder, Code]] = {}
+    with suppress(Unreadable):
+        own = {code.hash: (folder, code)} if (code := noted_code(folder)) else {}
     versions = _versions(run for run in run_folders(folder.path.parent) if run.path != folder.path)
     versions = {version: found for version, found in versions.items() if version not in own} or own
-    versions = versions or _versions(run_folders(folder.grid) if config.sweep else ())
-    if len(versions) != 1:
-        found = f"{', '.join(versions)} trained the other runs" if versions else "no other run was trained by own code"
-        raise UserError(f"{folder}: code=frozen finds no single version of your code for it: {found}")
-    return next(iter(versions.values()))
+    if len(versions) > 1:
+        raise UserError(
+            f"{folder}: code=frozen cannot choose between versions {' and '.join(versions)}, which trained other seeds "
+            "of its row; leave it out, or first train the seeds of one version again"
+        )
+    return next(iter(versions.values()), None)
 
 
 def _versions(runs: Iterable[RunFolder]) -> dict[str, tuple[RunFolder, Code]]:
@@ -246,12 +251,6 @@ def trained_before_change(folders: Sequence[RunFolder], runs: int) -> list[str]:
     return [trained_before(those, files, runs) for files, those in by_files.items()]
 
 
-def listed(rows: Iterable[str]) -> str:
-    """List the first three rows, and say how many others there are."""
-    names = list(dict.fromkeys(rows))
-    return ", ".join(names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3)
-
-
 def code_to_execute(
     folder: RunFolder, config: Config, option: str = "--code {}", noted: Code | None = None
 ) -> Code | None:
@@ -291,8 +290,7 @@ def execute_copy(folder: RunFolder, code: Code) -> None:
             "was trained, or choose `current` to go on with today's"
         )
     modules = _modules_in(copy)
-    noted_modules = (noted_code(folder) or code).modules
-    if _joined(modules | {key: value for key, value in noted_modules.items() if key not in modules}) != code.hash:
+    if _joined(modules | {key: value for key, value in code.modules.items() if key not in modules}) != code.hash:
         raise UserError(f"{RunFolder(copy)}: its code does not have the hash in its name, and is not executed")
     for module, value in modules.items():
         loaded = getattr(sys.modules.get(module), "__file__", None)

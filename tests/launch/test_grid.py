@@ -221,7 +221,7 @@ def test_all_runs_that_cannot_go_on_with_the_code_of_their_beginning_are_named(
     assert lines[0] == "4 of 4 runs cannot start; none was started"
     assert f"seed0 and 1 more{missing.format(tmp_path / 'runs/.code' / ('a' * 16))}" in lines[1]
     assert f"seed2{missing.format(tmp_path / 'runs/.code' / ('b' * 16))}" in lines[2]
-    several = f"no single version of your code for it: {16 * 'a'}, {16 * 'b'} trained the other runs"
+    several = f"code=frozen cannot choose between versions {16 * 'a'} and {16 * 'b'}"
     assert several in lines[3]  # of a new seed
     assert len(lines) == 4
     changed = OtherCode(folder_of(rows[0]), ["own.py"], "code={}", tmp_path / "runs/.code" / ("a" * 16))

@@ -326,14 +326,23 @@ def test_frozen_code_trains_more_seeds_of_a_row(project: Path, tmp_path: Path) -
     reference = weights_of(next(undisturbed.glob("runs/*/seed2")))
     assert all(torch.equal(tensor, reference[key]) for key, tensor in weights_of(row_folder / "seed2").items())
 
-    for more in (["plan=true"], []):  # no seed of this row tells which version it should be
-        done = train(*words(project, root, "epochs=2", "seed=0", "code=frozen", *more))
+    done = train(*words(project, root, "epochs=2", "code=frozen", "plan=true"))  # a row without seeds
+    assert done.returncode == 0
+    assert "code=frozen: no seed of digits_resnet," in done.stdout
+    assert train(*words(project, root, "epochs=1", "seed=4")).returncode == 0
+    for more in (["plan=true"], []):
+        done = train(*words(project, root, "epochs=1", "-m", "seed=0,5", "code=frozen", *more))
         assert done.returncode == 1
-        assert "code=frozen finds no single version of your code for it: no other run" in done.stdout + done.stderr
-    done = train(*words(project, root, "epochs=1", "seed=4"))
-    done = train(*words(project, root, "epochs=1", "seed=5", "code=frozen"))
+        versions = f"{codes[0]} and {codes[2]}"
+        assert f"seed5: code=frozen cannot choose between versions {versions}" in done.stdout + done.stderr
+
+    # Runs are deleted only when each has its version.
+    done = train(*words(project, root, "epochs=1", "-m", "seed=4,5", "code=frozen", "overwrite=true"))
     assert done.returncode == 1
-    assert f"code=frozen finds no single version of your code for it: {codes[0]}, {codes[2]} trained" in done.stderr
+    assert (row_folder / "seed4" / "result.json").is_file()
+    done = train(*words(project, undisturbed, "epochs=1", "-m", "seed=2,3", "code=frozen", "overwrite=true"))
+    assert done.returncode == 0, done.stderr
+    assert {result_of(folder)["code"]["0"]["hash"] for folder in undisturbed.glob("runs/*/seed*")} == {codes[0]}
 
 
 def code_now(project: Path, folder: Path) -> Code | None:
