@@ -24,7 +24,7 @@ from deepnets.config.project import git_commit
 from deepnets.config.schema import CodeChoice, Config, Row
 from deepnets.config.trust import choose_code
 from deepnets.errors import UserError, listed
-from deepnets.launch.reuse import claims_below, claims_known, file_of_sweep, first_set_up, reuse, twins_of
+from deepnets.launch.reuse import before_claims, claims_below, claims_known, file_of_sweep, reuse, twins_of
 from deepnets.runs.code import (
     OtherCode,
     beside_other_code,
@@ -114,12 +114,8 @@ def launch(rows: list[Row]) -> int:
         print_line(line)
     if not lines and (told := beside_other_code(new_code)):
         print_line(told)
-    if repeated := {folder: where for row, folder in fresh if (where := first_set_up(row, folder))}:
-        rows_of, places = (listed(run.path.parent.name for run in repeated), listed(map(str, repeated.values())))
-        print_line(
-            f"claims of this sweep were written down after seeds of {rows_of} were first set up (in {places}): "
-            f"{len(repeated)} of these runs count for none of them; reuse=true copies such seeds where it can"
-        )
+    if seen := before_claims(fresh):
+        print_line(seen)
     for change, count in other_data.items():
         print_line(f"{_finished(count)} on other images than those {change}; to train in another folder, add {BESIDE}")
     for grid in dict.fromkeys(folder.path.parents[1] for folder in folders):

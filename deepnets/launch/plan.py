@@ -18,7 +18,7 @@ from deepnets.data.dataset import Dataset
 from deepnets.errors import UserError, listed
 from deepnets.launch.cost import Paces
 from deepnets.launch.grid import Launcher, check_tables, launchable, remedies_of, use_chosen_code
-from deepnets.launch.reuse import twins_of
+from deepnets.launch.reuse import before_claims, twins_of
 from deepnets.runs.checkpoint import LAST
 from deepnets.runs.code import (
     beside_other_code,
@@ -89,6 +89,9 @@ def show_plan(rows: list[Row]) -> int:
         print_line(trained_before([run.folder for run in planned if run.changed == files], files, len(rows)))
     if not changes and (told := beside_other_code({run.folder: run.code for run in planned if run.left and run.code})):
         print_line(told)
+    new = {run.folder for run in planned if run.state == "new"}
+    if seen := before_claims([pair for pair in zip(rows, folders, strict=True) if pair[1] in new]):
+        print_line(seen)
     _print_twins(twins, "" if first.reuse else "; reuse=true copies them")
     return 1 if any(run.problem for run in planned) else 0
 

@@ -14,7 +14,7 @@ from deepnets.config.identity import identity_hash
 from deepnets.config.project import home
 from deepnets.config.schema import Row
 from deepnets.config.sweep import SWEEPS
-from deepnets.errors import UserError
+from deepnets.errors import UserError, listed
 from deepnets.runs.code import code_of, copy_code, is_by
 from deepnets.runs.contents import FINISHED, Origin, Result, Unreadable
 from deepnets.runs.folder import Locked, RunFolder, run_folders
@@ -115,11 +115,23 @@ def claims_known(row: Row, folder: RunFolder) -> list[str]:
     return [claim for claim in on_file if all({claim, claim.rpartition("/")[2]} & {*claims} for claims in seen)]
 
 
-def first_set_up(row: Row, folder: RunFolder) -> RunFolder | None:
+def before_claims(pairs: Sequence[tuple[Row, RunFolder]]) -> str | None:
+    """Return a line if seeds of these runs began before claims in their sweep's file; it says where, and how many."""
+    repeated = {folder: where for row, folder in pairs if (where := _first_set_up(row, folder))}
+    if not repeated:
+        return None
+    rows, places = listed(run.path.parent.name for run in repeated), listed(map(str, repeated.values()))
+    return (
+        f"seeds of {rows} were first set up (in {places}) before claims of this sweep were written down: "
+        f"{len(repeated)} of these runs count only for older claims; reuse=true copies such seeds where it can"
+    )
+
+
+def _first_set_up(row: Row, folder: RunFolder) -> RunFolder | None:
     """Return where the run's seed began before the claims in its sweep's file; None if it counts for all of these."""
     file = file_of_sweep(row)
     own = {claim for claim in claims_on_file(file.parent) if claim.startswith(f"{file.stem}/")}
-    if PILOT in row.overrides or own <= {*folder.origin.claims}:
+    if PILOT in row.overrides or own <= {*claims_known(row, folder)}:
         return None
     others = [run for run, claims in _equal_runs(row) if not own <= {*claims}]
     return next((run for run in others if run.path.resolve() != folder.path.resolve()), folder)

@@ -9,6 +9,7 @@ import pandas as pd
 
 from deepnets.config.claim import all_claims
 from deepnets.config.project import read_project
+from deepnets.config.sweep import SWEEPS
 from deepnets.results.claims import findings_of
 from deepnets.results.columns import columns_of, frame_of, mixes_code, rows_by_versions
 from deepnets.results.page import latex_table, markdown_table, markdown_text
@@ -103,8 +104,8 @@ def load_results(*folders: str | Path, project: str | Path | None = None) -> Res
     own = options and options / "sweep"
     columns = []
     for name, members in frame.groupby("table", sort=False):
-        file = own and own / f"{name}.yaml"
-        columns += columns_of(members, file if file and file.is_file() else None)
+        files = [place / f"{name}.yaml" for place in (*filter(None, [own]), SWEEPS)]
+        columns += columns_of(members, next(filter(Path.is_file, files), None))
     labels = {run.folder: column.label for column in columns for run in column.runs}
     for row in [row for column in columns for row, members in column.rows.items() if mixes_code(members)]:
         warnings.warn(f"{row}: different versions of your own code trained it: see `code`", stacklevel=2)

@@ -18,7 +18,7 @@ from deepnets.config.claim_test import Analysed
 from deepnets.config.identity import identity_hash
 from deepnets.config.safe_yaml import LONGEST
 from deepnets.config.sweep import SWEEPS, sweep_of
-from deepnets.errors import UserError, printable
+from deepnets.errors import UserError, listed, printable
 from deepnets.results.cell import Cell
 from deepnets.results.claims_page import claims_page
 from deepnets.results.columns import frame_of, in_other_arithmetic
@@ -79,11 +79,9 @@ def keep(paths: Sequence[Path], into: Path) -> int:
         with writing(into):
             _copy(run, folder)
     unfinished = len(runs) - len(ended) - len(refused)
+    places = listed(str(RunFolder(folder.parents[1])) for folder in records) or RunFolder(into)
     print(
-        printable(
-            f"records      {len(ended)} runs in {RunFolder(into)}"
-            + (f"; not ended: {unfinished}" if unfinished else "")
-        )
+        printable(f"records      {len(ended)} runs in {places}" + (f"; not ended: {unfinished}" if unfinished else ""))
     )
     return 1 if refused else 0
 

@@ -140,8 +140,9 @@ def tables_of(runs: Sequence[Run], sweeps: Path = SWEEPS, own: Path | None = Non
         # The folder of a copied sweep may have any name.
         files += [grid / f"{run.noted_sweep}.yaml" for run in members["run"] if run.noted_sweep for grid in grids]
         file = next(filter(Path.is_file, files), sweeps / f"{name}.yaml")
-        edited = own and own / f"{file.stem}.yaml"
-        tables.append(_table(file.stem, members, file.parent, edited if edited and edited.is_file() else None))
+        tables.append(
+            _table(file.stem, members, file.parent, file if file.is_file() and file.parent in (own, sweeps) else None)
+        )
     return tables
 
 

@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from deepnets.config.compose import compose, composed_base
 from deepnets.config.identity import flat, folder_name, is_execution
 from deepnets.config.project import CONF
-from deepnets.config.schema import ABSENT, DEFAULTS, Row, Search, value_at
+from deepnets.config.schema import ABSENT, DEFAULTS, Config, Row, Search, value_at
 from deepnets.config.sweep import SWEEPS
 from deepnets.errors import UserError, brief
 from deepnets.runs.folder import RunFolder, run_folders
@@ -47,7 +47,8 @@ def folder_of(row: Row) -> RunFolder:
     With `name=NAME`, NAME replaces `runs` or the sweep's name. A change is a setting whose value differs from that of
     the named options or the named sweep: `epochs=164` is no change if they set 164 too. If the run already lies in a
     folder named with fewer changes, because its file has been edited since, it stays there. A new run of a sweep joins
-    such runs from before an edit that have its values, if no folder is named with all changes.
+    such runs from before an edit that have its values, if no folder is named with all changes. If such a run is in its
+    place, but differs in other settings, the check of this folder says so.
 
     Raises:
         UserError: `sweep.axes` is empty, or has a name that is neither a group nor a key.
@@ -79,8 +80,9 @@ def folder_of(row: Row) -> RunFolder:
     if row.config.sweep and changes and not folder.grid.is_dir():
         for other, kept in zip(others, islice(_parts(changes), 1, None), strict=True):
             omitted, place = frozenset(changes) - {*kept}, other.grid
-            is_free = place.is_dir() and not (other.path / "config.yaml").is_file()
-            if is_free and _holds_before_edit(place, omitted, row.search, place.stat().st_mtime_ns):
+            if not place.is_dir() or ((other.path / "config.yaml").is_file() and not _has(other, omitted)):
+                continue
+            if _holds_before_edit(place, omitted, row.search, place.stat().st_mtime_ns):
                 return other
     return folder
 
@@ -91,16 +93,24 @@ def _holds_before_edit(grid: Path, changes: frozenset[str], search: Search, chan
 
     Today's files give that run's overrides other values.
     """
-    keys = [change.partition("=")[0] for change in changes]
     for run in run_folders(grid):
         # Nobody asked for this run, and its row may be gone.
         with suppress(UserError, HydraException, OmegaConfBaseException):
-            config, overrides = run.config, run.origin.overrides
-            if changes == {_change(key, value_at(config, key)) for key in keys}:
-                today = compose(overrides, search).config
-                if not changes & {_change(key, value_at(today, key)) for key in keys}:
-                    return True
+            if _has(run, changes) and not changes & _values(compose(run.origin.overrides, search).config, changes):
+                return True
     return False
+
+
+def _has(run: RunFolder, changes: frozenset[str]) -> bool:
+    """Return whether a run's configuration has all of these `key=value`."""
+    with suppress(UserError):  # its check says that it cannot be read
+        return changes == _values(run.config, changes)
+    return False
+
+
+def _values(config: Config, changes: frozenset[str]) -> set[str]:
+    keys = [change.partition("=")[0] for change in changes]
+    return {_change(key, value_at(config, key)) for key in keys}
 
 
 def _changes(row: Row, naming: set[str]) -> list[str]:

@@ -9,7 +9,7 @@ from deepnets.config.compose import compose
 from deepnets.config.schema import Search
 from deepnets.errors import UserError
 from deepnets.runs.contents import Origin
-from deepnets.runs.folder import RunFolder
+from deepnets.runs.folder import OtherSettings, RunFolder
 from deepnets.runs.naming import folder_of, folders_of
 from tests.command import row
 
@@ -72,6 +72,15 @@ def test_a_new_row_joins_the_runs_whose_settings_are_typed_after_an_edit(tmp_pat
     assert folder_of(row(tmp_path, *words, "model/shortcut=none", "seed=7")).grid == edited.grid
     for others in (["epochs=4"], ["epochs=3", "batch_size=64"]):
         assert folder_of(row(tmp_path, words[0], *others)).grid.name == "+".join(["digits_shortcuts", *sorted(others)])
+    # If it differs in a second setting too, its own folder is found, and the check names both.
+    twice = folder_of(row(tmp_path, *words, "model/shortcut=identity", "batch_size=64"))
+    assert twice.grid.name == "digits_shortcuts+batch_size=64+epochs=3"
+    changed = replace(first.config, batch_size=64)
+    edited.freeze(replace(changed, overwrite=True), origin)
+    assert folder_of(first).path == edited.path
+    with pytest.raises(OtherSettings, match="batch_size: 64 there, 128 here"):
+        folder_of(first).check(first.config)
+    edited.freeze(replace(first.config, overwrite=True), origin)
     (edited.path / "config.yaml").write_text("model: [")
     (edited.grid / "other").mkdir()  # so the folder has changed
     assert folder_of(second).grid == named

@@ -200,11 +200,12 @@ def test_a_command_says_which_of_its_seeds_count_for_no_claim(lab: list[str], tm
     assert train(*before, "seed=0,1", cwd=tmp_path).returncode == 0
     file.rename(tmp_path / "conf" / "sweep" / "small.yaml")
     told = (
-        r"after seeds of identity, none, projection were first set up \(in \S*outputs/silent/identity/seed{0}, "
-        r"\S*silent/none/seed{0}, \S*silent/projection/seed{0}\): 3 of these runs count for none of them"
+        r"seeds of identity, none, projection were first set up \(in \S*outputs/silent/identity/seed{0}, "
+        r"\S*silent/none/seed{0}, \S*silent/projection/seed{0}\) before claims of this sweep were written down: "
+        r"3 of these runs count only for older claims"
     )
     assert "first set up" not in train(*lab, "seed=2", cwd=tmp_path).stdout
-    for seed, word in ((0, "reuse=false"), (1, "reuse=true"), (1, "overwrite=true")):
+    for seed, word in ((0, "plan=true"), (0, "reuse=false"), (1, "reuse=true"), (1, "overwrite=true")):
         assert re.search(told.format(seed), train(*lab, f"seed={seed}", word, cwd=tmp_path).stdout)
     reported = call("report.py", str(tmp_path / "outputs" / "small")).stdout
     assert "undecided: the next look needs seeds 3 4 (" in reported
