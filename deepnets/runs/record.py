@@ -241,8 +241,8 @@ def differing(before: dict[str, Any], now: dict[str, Any]) -> str:
 def change_of_images(config: Config, result: Result) -> str:
     """Say how the images in the data folder differ from those of a complete run; empty if equal or not checked.
 
-    This checks only what takes a second or two: data sets that are in the data folder and have at most `MOST_CHECKED`
-    bytes.
+    This checks only what takes a second or two (a source of the user's own may need longer): data sets that are in the
+    data folder and have at most `MOST_CHECKED` bytes.
     """
     if not result.data:
         return ""
