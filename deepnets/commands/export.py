@@ -17,7 +17,6 @@ from deepnets.config.build import TARGETS, targets_in
 from deepnets.config.identity import difference, identity
 from deepnets.config.schema import Config
 from deepnets.errors import UserError, printable
-from deepnets.results.page import markdown_cell
 from deepnets.results.read import read_runs
 from deepnets.runs.classifier import PROGRAM, classifier_of, with_input, write_program
 from deepnets.runs.code import copy_code
@@ -25,6 +24,7 @@ from deepnets.runs.contents import FINISHED, Input, Result
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.weights import NoSuchNetwork, Weights, read_weights, write_for_torchvision, write_weights
 from deepnets.system.files import read_text, write_atomically, writing
+from deepnets.system.printing import markdown_cell
 
 FOR_TORCHVISION = "torchvision.safetensors"
 CARD = "README.md"

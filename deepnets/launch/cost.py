@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy
 import torch
 from pydantic import TypeAdapter
-from scipy.optimize import isotonic_regression
 from torch import Tensor, UntypedStorage
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -97,7 +97,7 @@ def _estimated(paces: list[Pace], macs: int) -> Pace:
 
     def at(seconds: list[float]) -> float:
         means = np.bincount(places, np.log(seconds)) / counts
-        fitted = isotonic_regression(means, weights=counts).x
+        fitted = scipy.optimize.isotonic_regression(means, weights=counts).x
         return float(np.exp(np.interp(x, known, fitted) + min(x - known[0], 0) + max(x - known[-1], 0)))
 
     training, evaluation = at([pace.training for pace in paces]), at([pace.evaluation for pace in paces])

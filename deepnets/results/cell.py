@@ -9,11 +9,11 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 from deepnets.results.columns import mixes_code
-from deepnets.results.page import NOTHING, percent, signed
 from deepnets.results.published import FAIL, PublishedRow, printed_of, true_difference, verdict_of
 from deepnets.results.read import Run, example
 from deepnets.results.statistics import median_interval
 from deepnets.runs.contents import DIVERGED, FINISHED
+from deepnets.system.printing import NOTHING, percent, signed
 
 FAIL_ABOVE = 20.0  # percent; He et al. 2016, Table 1
 TRIAL = "setting"  # the key and axis that hold the number of a trial

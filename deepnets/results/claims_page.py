@@ -22,14 +22,13 @@ from deepnets.results.claims import (
 )
 from deepnets.results.columns import ARITHMETIC, FULL, Column
 from deepnets.results.finding import CLAIM_RULE, LOOKS, MOST, Outcome
-from deepnets.results.page import NOTHING, Sheet, markdown_table, percent, print_sheet, signed
 from deepnets.results.read import read_runs
 from deepnets.results.registered import REGISTERED_RULE, RegisteredFinding
 from deepnets.results.statistics import FEWEST_SEEDS
 from deepnets.results.table import Table, tables_of
 from deepnets.runs.folder import RunFolder, run_folders
 from deepnets.runs.naming import folders_of
-from deepnets.system.printing import console_for
+from deepnets.system.printing import NOTHING, Sheet, console_for, markdown_table, percent, print_sheet, signed
 
 CLAIM_HEADER = (
     "claim",

@@ -13,9 +13,9 @@ import pandas as pd
 
 from deepnets.config.sweep import value_at_scale
 from deepnets.errors import listed
-from deepnets.results.page import setting_text, short_commit
 from deepnets.results.read import Run
 from deepnets.runs.folder import RunFolder, run_folders
+from deepnets.system.printing import setting_text, short_commit
 
 FRAME = (  # the columns of a frame of runs
     *("run", "table", "changes", "grid", "sweep", "row", "seed", "folder"),

@@ -7,7 +7,6 @@ from typing import Any
 
 from deepnets.config.identity import flat
 from deepnets.errors import UserError
-from deepnets.results.page import NOTHING, Sheet, percent, setting_text, short_commit, signed
 from deepnets.results.published import Printed, true_difference
 from deepnets.results.read import Run, example, read_runs
 from deepnets.results.statistics import CONFIDENCE, FEWEST_SEEDS, WORST_ERROR
@@ -15,6 +14,7 @@ from deepnets.runs.code import changed_files
 from deepnets.runs.contents import Code
 from deepnets.runs.folder import folders_in
 from deepnets.runs.log import TIME_COLUMNS
+from deepnets.system.printing import NOTHING, Sheet, percent, setting_text, short_commit, signed
 
 # Facts in result.json, and keys in config.yaml, that may change a run's bits but are not its settings.
 NOTED = ("precision", "processes", "step", "threads", "device", "processor")

@@ -12,9 +12,9 @@ from deepnets.config.project import read_project
 from deepnets.config.sweep import SWEEPS
 from deepnets.results.claims import findings_of
 from deepnets.results.columns import columns_of, frame_of, mixes_code, rows_by_versions
-from deepnets.results.page import latex_table, markdown_table, markdown_text
 from deepnets.results.read import Run, read_runs
 from deepnets.results.table import Table, result_sheets, tables_of
+from deepnets.system.printing import latex_table, markdown_table, markdown_text
 
 NAMES = ["sweep", "row", "seed", "folder"]
 CLAIM = ["sweep", "column", "claim", "place", "first", "second", "seeds", "outcome", "difference"]

@@ -1,12 +1,7 @@
-"""The parts of a report: sheets (tables of text), pictures, and the page that shows both.
-
-A sheet is printed, or written as Markdown or LaTeX. The page is one HTML file, which loads nothing from the network.
-"""
+"""The page of a report, which shows sheets and pictures: one HTML file, which loads nothing from the network."""
 
 import html
 import io
-import json
-import math
 import re
 import zlib
 from collections.abc import Sequence
@@ -17,29 +12,12 @@ from typing import Any
 import matplotlib
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from matplotlib.figure import Figure
-from rich.console import Console
-from rich.table import Table
 
 from deepnets.errors import printable
 from deepnets.monitor.style import FAINT, INK, PAPER, show_as_text, styled
 from deepnets.system.files import write_atomically, writing
-from deepnets.system.printing import as_text
+from deepnets.system.printing import Sheet
 
-MINUS = "\N{MINUS SIGN}"
-NOTHING = "\N{EN DASH}"
-LATEX = {
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-    **{character: f"{{{character}}}" for character in "[*"},  # after \\\\, both are its arguments
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "±": r"$\pm$",
-    "\N{MINUS SIGN}": "$-$",
-    "\N{EN DASH}": "--",
-    "∞": r"$\infty$",
-    "<": "$<$",
-    ">": "$>$",
-}
 TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent),
     autoescape=True,
@@ -47,119 +25,6 @@ TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """A table of text. `numbers` names the columns of numbers, which are aligned at the right."""
-
-    title: str
-    header: tuple[str, ...]
-    lines: tuple[tuple[str, ...], ...]
-    numbers: frozenset[str] = frozenset()
-    note: str = ""
-
-    def without_empty_columns(self) -> "Sheet":
-        """Return the sheet without the columns that are empty in every line; the first column always stays."""
-        texts = [{line[index] for line in self.lines} - {"", NOTHING} for index in range(len(self.header))]
-        return self._only([index for index, filled in enumerate(texts) if not index or filled])
-
-    def of(self, columns: Sequence[str]) -> "Sheet":
-        """Return the sheet with only these columns, in the sheet's own order, and without its note."""
-        return replace(self._only([index for index, name in enumerate(self.header) if name in columns]), note="")
-
-    def _only(self, shown: Sequence[int]) -> "Sheet":
-        lines = tuple(tuple(line[index] for index in shown) for line in self.lines)
-        return replace(self, header=tuple(self.header[index] for index in shown), lines=lines)
-
-    def cut(self, most: int) -> "Sheet":
-        """Return the sheet with its first `most` lines; the note counts the others."""
-        more = len(self.lines) - most
-        if more <= 0:
-            return self
-        note = f"{more} more line{'s' * (more > 1)} not shown here. {self.note}".strip()
-        return replace(self, lines=self.lines[:most], note=note)
-
-
-def print_sheet(console: Console, sheet: Sheet, most: int | None = None) -> None:
-    """Print a sheet; lines beyond `most` are only counted."""
-    shown = (sheet if most is None else sheet.cut(most)).without_empty_columns()
-    table = Table(box=None, pad_edge=False)
-    for name in shown.header:
-        table.add_column(as_text(name), justify="right" if name in shown.numbers else "left", overflow="fold")
-    for line in shown.lines:
-        table.add_row(*map(as_text, line))
-    console.print(as_text(sheet.title, style="bold"))
-    if shown.lines:
-        console.print(table)
-    if shown.note:
-        console.print(as_text(shown.note, style="dim"))
-    console.print()
-
-
-def markdown_text(text: str) -> str:
-    """Return the text in a line of Markdown in which no name is an element of HTML, an image or a link."""
-    text = re.sub("<(?=[A-Za-z/!?])", "&lt;", " ".join(printable(text).split("\n")))
-    return text.replace("](", "]&#40;")
-
-
-def markdown_cell(text: str) -> str:
-    """Return the text as a cell of a Markdown table."""
-    return re.sub(r"(\\*)\|", r"\1\1\\|", markdown_text(text))
-
-
-def markdown_table(sheet: Sheet) -> str:
-    """Return the header and the lines as a Markdown table; the title and the note are left out."""
-
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(map(markdown_cell, cells)) + " |"
-
-    rule = ["--:" if name in sheet.numbers else ":--" for name in sheet.header]
-    return "\n".join([line(sheet.header), line(rule), *map(line, sheet.lines)])
-
-
-def latex_table(sheet: Sheet) -> str:
-    """Return a LaTeX tabular with booktabs' rules; a comment above it holds the title and the note."""
-
-    def line(cells: Sequence[str]) -> str:
-        return (
-            "  " + " & ".join(re.sub(".", lambda match: LATEX.get(match[0], match[0]), cell) for cell in cells) + r" \\"
-        )
-
-    columns = "".join("r" if name in sheet.numbers else "l" for name in sheet.header)
-    lines = [
-        "% " + " ".join(f"{sheet.title}. {sheet.note}".splitlines()),
-        rf"\begin{{tabular}}{{{columns}}}",
-        r"  \toprule",
-        line(sheet.header),
-        r"  \midrule",
-        *map(line, sheet.lines),
-        r"  \bottomrule",
-        r"\end{tabular}",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def percent(value: float | None) -> str:
-    """Write a number with two decimals, None as a dash, and infinity, which stands for a divergence, as `∞`."""
-    return NOTHING if value is None else "∞" if math.isinf(value) else f"{value:.2f}"
-
-
-def signed(value: float | None) -> str:
-    """Write a difference with its sign."""
-    return NOTHING if value is None else f"{value:+.2f}".replace("-", MINUS)
-
-
-def short_commit(name: str | None) -> str:
-    """Write a commit's first ten digits, and `-dirty` if there were uncommitted changes; None becomes `unknown`."""
-    if not name:
-        return "unknown"
-    return name.removesuffix("-dirty")[:10] + "-dirty" * name.endswith("-dirty")
-
-
-def setting_text(value: Any) -> str:
-    """Write the value of a setting as a user would type it."""
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from deepnets.config.claim import margins_of
 from deepnets.config.identity import folder_name
 from deepnets.config.sweep import SWEEPS, problem_of_statistic, sweep_of
 from deepnets.errors import brief
-from deepnets.results.page import percent
 from deepnets.results.statistics import CONFIDENCE, FEWEST_SEEDS, WORST_ERROR
+from deepnets.system.printing import percent
 
 FAIL = "fail"
 AGREES, COMPATIBLE, DIFFERS, TOO_FEW = "agrees", "compatible", "differs", f"n < {FEWEST_SEEDS}"

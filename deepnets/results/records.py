@@ -23,7 +23,6 @@ from deepnets.results.cell import Cell
 from deepnets.results.claims_page import claims_page
 from deepnets.results.columns import frame_of, in_other_arithmetic
 from deepnets.results.export import markdown_sheets
-from deepnets.results.page import MINUS, markdown_text
 from deepnets.results.read import Run, read_runs, unchecked
 from deepnets.results.registered import noted_by
 from deepnets.results.table import Table, tables_of
@@ -32,6 +31,7 @@ from deepnets.runs.code import copy_code
 from deepnets.runs.contents import Origin, Result, Unreadable
 from deepnets.runs.folder import RunFolder, run_folders
 from deepnets.system.files import LONGEST_METRICS, read_text, write_atomically, writing
+from deepnets.system.printing import MINUS, markdown_text
 
 ABOUT = "about.md"  # a hand-written text about a table; {{ table }} in it becomes the table's numbers
 BENCH = "bench.json"  # the figures of scripts/bench.py, by what it measured

@@ -22,18 +22,7 @@ from deepnets.results.compare import compare_runs
 from deepnets.results.export import to_csv, to_latex, to_markdown
 from deepnets.results.figures.curves import MOST_PANELS, curves_beside
 from deepnets.results.figures.points import pictures_of
-from deepnets.results.page import (
-    NOTHING,
-    Picture,
-    Section,
-    Sheet,
-    percent,
-    print_sheet,
-    setting_text,
-    short_commit,
-    signed,
-    write_report_page,
-)
+from deepnets.results.page import Picture, Section, write_report_page
 from deepnets.results.read import Run, example, read_runs
 from deepnets.results.statistics import compare_pairs
 from deepnets.results.table import (
@@ -48,7 +37,17 @@ from deepnets.results.table import (
 from deepnets.runs.code import trained_before_change
 from deepnets.runs.folder import RunFolder
 from deepnets.system.files import make_own_folder, writing
-from deepnets.system.printing import as_text, console_for
+from deepnets.system.printing import (
+    NOTHING,
+    Sheet,
+    as_text,
+    console_for,
+    percent,
+    print_sheet,
+    setting_text,
+    short_commit,
+    signed,
+)
 
 EXPORTS = {"csv": to_csv, "latex": to_latex, "markdown": to_markdown}
 STANDARD_OUTPUT = Path("-")

@@ -14,7 +14,6 @@ from deepnets.config.sweep import SWEEPS, names_at
 from deepnets.errors import UserError
 from deepnets.results.cell import FAIL_ABOVE, TRIAL, Cell, Net, is_search, nets_of, search_note
 from deepnets.results.columns import FULL, Column, columns_of, frame_of, warnings_of
-from deepnets.results.page import MINUS, NOTHING, Sheet, percent, signed
 from deepnets.results.published import FAIL, VERDICT_RULE, Published, PublishedRow, published_of
 from deepnets.results.read import Run
 from deepnets.results.statistics import (
@@ -28,6 +27,7 @@ from deepnets.results.statistics import (
 from deepnets.runs.contents import Result
 from deepnets.runs.folder import RunFolder
 from deepnets.system.files import natural
+from deepnets.system.printing import MINUS, NOTHING, Sheet, percent, signed
 
 FAILS = (
     "fail, as He et al. 2016 define it: a non-finite median, or one above 20% under the full protocol; it agrees with "

@@ -13,12 +13,13 @@ import pytest
 from deepnets.errors import UserError, printable
 from deepnets.monitor.style import new_panels, styled
 from deepnets.results.export import load_results
-from deepnets.results.page import Picture, Sheet, latex_table
+from deepnets.results.page import Picture
 from deepnets.results.published import published_of
 from deepnets.results.read import read_runs
 from deepnets.runs.contents import Origin
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
+from deepnets.system.printing import Sheet, latex_table
 from tests.command import row
 from tests.runs.test_planted import RUN, call
 

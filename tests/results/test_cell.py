@@ -11,10 +11,10 @@ import yaml
 from deepnets.results.export import to_csv
 from deepnets.results.figures.curves import best_curves
 from deepnets.results.figures.points import losses_over, losses_over_depth, pictures_of
-from deepnets.results.page import NOTHING
 from deepnets.results.read import read_runs
 from deepnets.results.table import Table, comparison_sheets, overview_sheet, result_sheets, tables_of
 from deepnets.runs.contents import Result
+from deepnets.system.printing import NOTHING
 
 
 def trial(

@@ -21,7 +21,6 @@ from deepnets.results.claims_page import _experiment, claim_answers, claim_sheet
 from deepnets.results.columns import Column, frame_of, warnings_of
 from deepnets.results.figures.points import looks_of_claims
 from deepnets.results.finding import LOOKS, Finding, Outcome, Side
-from deepnets.results.page import percent
 from deepnets.results.published import PublishedRow
 from deepnets.results.read import Run, read_runs
 from deepnets.results.records import keep
@@ -31,6 +30,7 @@ from deepnets.results.table import Table, comparison_sheets, tables_of
 from deepnets.runs.contents import Origin
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.status import State
+from deepnets.system.printing import percent
 from tests.command import ROOT, row
 from tests.trained import Trained
 

@@ -16,9 +16,9 @@ import yaml
 
 from deepnets.errors import UserError
 from deepnets.results.export import load_results, to_csv, to_latex, to_markdown
-from deepnets.results.page import MINUS, NOTHING, Sheet
 from deepnets.results.read import read_runs
 from deepnets.results.table import Table, result_sheets, tables_of
+from deepnets.system.printing import MINUS, NOTHING, Sheet
 from tests.command import ROOT
 from tests.trained import SEEDS, Trained
 

@@ -10,7 +10,6 @@ import pytest
 from deepnets.config.identity import identity_hash
 from deepnets.errors import UserError
 from deepnets.results.export import to_csv
-from deepnets.results.page import MINUS
 from deepnets.results.read import read_runs
 from deepnets.results.records import keep, records_pages, write_records
 from deepnets.results.report import report
@@ -19,6 +18,7 @@ from deepnets.results.verify import Verification, Verifications
 from deepnets.runs.contents import Result
 from deepnets.runs.folder import WEIGHTS, RunFolder, run_folders
 from deepnets.runs.weights import read_weights
+from deepnets.system.printing import MINUS
 from tests.command import ROOT, metrics, train
 from tests.quoted import quoted
 from tests.trained import Trained

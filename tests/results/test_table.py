@@ -12,13 +12,13 @@ import yaml
 
 from deepnets.results.cell import Cell
 from deepnets.results.export import load_results
-from deepnets.results.page import MINUS, short_commit
 from deepnets.results.published import PublishedRow
 from deepnets.results.read import Run, read_runs
 from deepnets.results.report import environment_sheet
 from deepnets.results.table import Table, overview_sheet, result_sheets, tables_of
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.status import State
+from deepnets.system.printing import MINUS, short_commit
 from tests.trained import Trained, pretend
 
 
