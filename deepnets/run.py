@@ -69,7 +69,8 @@ def load_run(
 
     `trust` is the value of --trust: your own classes, modules, files of Python, or your project's file. If your code
     has changed since the run was trained, `code="frozen"` executes the copy beside the run, which must be the code that
-    trained it, and `code="current"` executes today's. The data need not exist.
+    trained it, and `code="current"` executes today's; a Python process can execute only one version of a module. The
+    data need not exist.
 
     Raises:
         OtherCode: your code has changed, and `code` is None.
@@ -81,19 +82,24 @@ def load_run(
 
 
 def load_classifier(
-    folder: str | Path, trust: Trust = (), allow_previous: bool = False, data: str | Path | None = None
+    folder: str | Path,
+    trust: Trust = (),
+    allow_previous: bool = False,
+    data: str | Path | None = None,
+    code: str | None = None,
 ) -> Classifier:
     """Load the network of `load_run`, on the CPU, with everything that turns an image file into a class.
 
     `classifier.read(file)` gives an image (H, W, C) uint8, and `classifier.predict(images)` the probabilities
     (N, classes) of images (N, H, W, C) uint8, in the order of `classifier.classes`. `data` is the folder of the run's
-    data; only a run of an earlier version needs it, because that version did not store the normalisation.
+    data; only a run of an earlier version needs it, because that version did not store the normalisation. `trust`,
+    `allow_previous` and `code` are as in `load_run`.
 
     Raises:
         UserError: `load_run` raises it; or the run has not stored its normalisation, and `data` is not given or not
             its data.
     """
-    with trusting(trust):
+    with trusting(trust), choosing_code(code):
         weights = read_weights(folder, allow_previous)
         return classifier_of(with_input(weights, folder, data))
 

@@ -70,7 +70,8 @@ def clean(paths: Sequence[Path], *, remove: bool, keep_weights: bool) -> int:
         return 0
     if not remove:
         line = f"{in_bytes(total)} of {in_bytes(size_of(folders))} can be removed; add --yes to do it"
-        print_line(f"{line}, and --keep-weights to keep weights as safetensors: without them no network can be loaded")
+        without = ", and --keep-weights to keep weights as safetensors: without them no network can be loaded"
+        print_line(line + ("; weights stay, as safetensors" if keep_weights else without))
         return 0
     errors = [error for each in removables if (error := _remove(each, keep_weights))]
     for error in errors:

@@ -26,7 +26,6 @@ from deepnets.config.trust import choose_code
 from deepnets.errors import UserError, listed
 from deepnets.launch.reuse import before_claims, claims_below, claims_known, file_of_sweep, reuse, twins_of
 from deepnets.runs.code import (
-    OtherCode,
     beside_other_code,
     changed_files,
     code_of,
@@ -39,7 +38,7 @@ from deepnets.runs.code import (
 )
 from deepnets.runs.contents import FAILED, Code, Origin, Unreadable
 from deepnets.runs.execute import inspect
-from deepnets.runs.folder import BESIDE, Locked, OtherSettings, RunFolder, lines_by_reason
+from deepnets.runs.folder import BESIDE, Locked, OtherCode, OtherSettings, RunFolder, lines_by_reason
 from deepnets.runs.naming import folders_of
 from deepnets.runs.record import change_of_images, describe_result, duration
 from deepnets.runs.start import check_start
@@ -109,10 +108,9 @@ def launch(rows: list[Row]) -> int:
                 print_line(f"{error}; skipped")
                 continue
         to_execute[folder] = row.config
-    lines = trained_before_change(of_own_code, len(rows))
-    for line in lines:
+    for line in (lines := trained_before_change(of_own_code, len(rows))):
         print_line(line)
-    if not lines and (told := beside_other_code(new_code)):
+    if told := beside_other_code(new_code, is_told=bool(lines)):
         print_line(told)
     if seen := before_claims(fresh):
         print_line(seen)

@@ -87,7 +87,8 @@ def show_plan(rows: list[Row]) -> int:
     changes = dict.fromkeys(run.changed for run in planned if run.changed)
     for files in changes:
         print_line(trained_before([run.folder for run in planned if run.changed == files], files, len(rows)))
-    if not changes and (told := beside_other_code({run.folder: run.code for run in planned if run.left and run.code})):
+    new_code = {run.folder: run.code for run in planned if run.left and run.code}
+    if told := beside_other_code(new_code, is_told=bool(changes)):
         print_line(told)
     new = {run.folder for run in planned if run.state == "new"}
     if seen := before_claims([pair for pair in zip(rows, folders, strict=True) if pair[1] in new]):

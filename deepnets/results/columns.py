@@ -335,8 +335,11 @@ def _mixture(what: str, values: Sequence[Any]) -> str:
 def _parts(row: str, run: Run) -> list[tuple[str, str]]:
     """Split a row's name into words, and pair each with the group or the key whose choice it names: see `folder_of`."""
     words, axes = row.split(","), run.sweep.get("axes", [])
-    keys = axes or ["model", "dataset", *(word.partition("=")[0] for word in words[2:])]
-    keys = [key.replace("/", ".") for key in keys] + [""] * len(words)  # a list in a name has commas, too
+    keys = [] if axes else ["model", "dataset"]
+    for axis in axes:  # a list has several words
+        keys += [axis.replace("/", ".")] * (str(run.settings.get(axis)).count(",") + 1)
+    for word in words[len(keys) :]:
+        keys.append(word.partition("=")[0] if "=" in word else keys[-1])
     return list(zip(keys, words, strict=False))
 
 

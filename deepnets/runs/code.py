@@ -23,42 +23,12 @@ from deepnets.config.schema import CodeChoice, Config
 from deepnets.config.trust import chosen_code, execute_from, executed_from
 from deepnets.errors import UserError, listed
 from deepnets.runs.contents import Code, Unreadable
-from deepnets.runs.folder import BESIDE, RunFolder, run_folders
+from deepnets.runs.folder import BESIDE, MIXED, OtherCode, RunFolder, run_folders
 from deepnets.system.files import make_own_folder, read_text
 
 FOLDER = ".code"  # beside the rows of a sweep: a folder for each version of the code, named by its hash
-MIXED = "rows with seeds of both versions count for no claim"
 LONGEST_SOURCE = 10_000_000  # bytes
 NODES = ("model", "dataset", "optimizer", "schedule", "loss")
-
-
-class OtherCode(UserError):
-    """A run began with other code; arguments: its folder, the changed files, how to type a choice, and the copy."""
-
-    def __str__(self) -> str:
-        return f"{self.args[0]}: {self.summary}.\n{self.remedy}"
-
-    @property
-    def summary(self) -> str:
-        """Name the changed files, in a line without the folder."""
-        return f"your code has changed since the run began: {', '.join(self.args[1])}"
-
-    @property
-    def remedy(self) -> str:
-        """Say how to go on with either version of the code."""
-        frozen, current = (self.args[2].replace("{}", choice) for choice in CodeChoice)
-        copy = self.args[3]
-        if not copy.is_dir():
-            return (
-                f"The code as it was is not here ({RunFolder(copy)}): copy it from where the run was trained and add "
-                f"{frozen}, or add {current} for today's code."
-            )
-        mixed = (
-            f"; with today's code, code=current, but {MIXED}. To train in another folder, add {BESIDE}; to train runs "
-            "anew, name their rows and seeds, for example seed=0, and add overwrite=true."
-        )
-        others = mixed if frozen.startswith("code=") else f"; with today's code, {current}."
-        return f"To go on with the code as it was, add {frozen}{others}"
 
 
 def code_of(config: Config) -> Code | None:
@@ -152,8 +122,8 @@ def noted_code(folder: RunFolder) -> Code | None:
     return list(result.code.values())[-1] if result and result.code else None
 
 
-def beside_other_code(runs: Mapping[RunFolder, Code]) -> str | None:
-    """Return a line if other code of the user's has trained other seeds in the rows of these runs, which it names."""
+def beside_other_code(runs: Mapping[RunFolder, Code], is_told: bool = False) -> str | None:
+    """Return a line if other code of the user's trained other seeds of these rows; if `is_told` of it, a short one."""
     rows, these = {folder.path.parent: code for folder, code in runs.items()}, {folder.path for folder in runs}
     names = []
     for row, code in rows.items():
@@ -163,10 +133,11 @@ def beside_other_code(runs: Mapping[RunFolder, Code]) -> str | None:
                     names.append(row.name)
     if not names:
         return None
-    return (
-        f"other seeds of {listed(names)} were trained by other code of yours; {MIXED}. To train in another folder, add "
-        f"{BESIDE}; for more seeds by the old code, add code=frozen, and overwrite=true for seeds that have begun"
-    )
+    more = "for more seeds by the old code, add code=frozen, and overwrite=true for seeds that have begun"
+    if is_told:
+        return f"the seeds of {listed(names)} that this command trains use your code of today; {more}"
+    beside = f"To train in another folder, add {BESIDE}"
+    return f"other seeds of {listed(names)} were trained by other code of yours; {MIXED}. {beside}; {more}"
 
 
 def kept_code(folder: RunFolder, config: Config) -> tuple[RunFolder, Code] | None:
@@ -261,7 +232,7 @@ def code_to_execute(
 
     Raises:
         OtherCode: the code has changed since the run began, and no version was chosen.
-        UserError: `execute_copy` raises it.
+        UserError: `execute_copy` raises it, or this process has imported a copy where today's code is needed.
     """
     before, choice = noted_code(folder) or noted, chosen_code()
     if before and choice not in (None, CodeChoice.current):
@@ -270,6 +241,10 @@ def code_to_execute(
     if not before or not now:
         return now
     changed = changed_files(folder, before, now)
+    if choice == CodeChoice.current or (changed and choice is None):
+        for module, source in sources_of(config).items():
+            if isinstance(source, Path) and any(source.is_relative_to(copy) for copy in executed_from()):
+                raise _second_version(folder, module)
     if changed and choice is None:
         raise OtherCode(folder, changed, option, copy_of(folder, before))
     return now if changed else before
@@ -296,11 +271,15 @@ def execute_copy(folder: RunFolder, code: Code) -> None:
         loaded = getattr(sys.modules.get(module), "__file__", None)
         others = [file for other in executed_from() if (file := _file(other, module))]
         if any(_hash(_read(Path(file))) != value for file in [*others, *([loaded] if loaded else [])]):
-            raise UserError(
-                f"{folder}: began with another version of {module} than this process has imported, and a process "
-                "can use only one; choose it in a command, or a Python, of its own"
-            )
+            raise _second_version(folder, module)
     execute_from(copy)
+
+
+def _second_version(folder: RunFolder, module: str) -> UserError:
+    return UserError(
+        f"{folder}: needs another version of {module} than this process has imported, and a process can use only one; "
+        "choose it in a command, or a Python, of its own"
+    )
 
 
 def _place(top: str) -> Path | None:

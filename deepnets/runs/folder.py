@@ -30,6 +30,7 @@ CHECKPOINTS = ("checkpoint.pt", "checkpoint.previous.pt")  # the last one, and t
 WEIGHTS = "weights.safetensors"  # in a record, or in a run without checkpoints
 MOST_OTHERS = 10_000  # a command gives up after so many folders without a run, which takes about a second
 BESIDE = "name=NAME"  # the override that trains the same runs in another folder
+MIXED = "rows with seeds of both versions count for no claim"
 SCHEMA = OmegaConf.structured(Config)
 FREEZING_SECONDS = 10.0  # longer than any process takes to write a configuration
 
@@ -69,6 +70,35 @@ class OtherSettings(UserError):
         ways = [f"to continue what is there, add {shlex.join(overrides)}"] * (differing.keys() <= {*keys})
         ways += [f"to train beside it, {BESIDE}", "to delete it and train anew, overwrite=true"]
         return f"{ways[0][0].upper()}{'; '.join(ways)[1:]}."
+
+
+class OtherCode(UserError):
+    """A run began with other code; arguments: its folder, the changed files, how to type a choice, and the copy."""
+
+    def __str__(self) -> str:
+        return f"{self.args[0]}: {self.summary}.\n{self.remedy}"
+
+    @property
+    def summary(self) -> str:
+        """Name the changed files, in a line without the folder."""
+        return f"your code has changed since the run began: {', '.join(self.args[1])}"
+
+    @property
+    def remedy(self) -> str:
+        """Say how to go on with either version of the code."""
+        frozen, current = (self.args[2].replace("{}", choice) for choice in CodeChoice)
+        copy = self.args[3]
+        if not copy.is_dir():
+            return (
+                f"The code as it was is not here ({RunFolder(copy)}): copy it from where the run was trained and add "
+                f"{frozen}, or add {current} for today's code."
+            )
+        mixed = (
+            f"; with today's code, code=current, but {MIXED}. To train in another folder, add {BESIDE}; to train runs "
+            "anew, name their rows and seeds, for example seed=0, and add overwrite=true."
+        )
+        others = mixed if frozen.startswith("code=") else f"; with today's code, {current}."
+        return f"To go on with the code as it was, add {frozen}{others}"
 
 
 def _shown(value: Any) -> str:

@@ -16,9 +16,8 @@ from deepnets.config.trust import choosing_code, trusting
 from deepnets.errors import UserError
 from deepnets.launch.grid import check_tables, launch
 from deepnets.launch.plan import show_plan
-from deepnets.runs.code import OtherCode
 from deepnets.runs.contents import Code, Origin, Result
-from deepnets.runs.folder import Locked, RunFolder
+from deepnets.runs.folder import Locked, OtherCode, RunFolder
 from deepnets.runs.naming import folder_of, folders_of
 from deepnets.runs.record import change_of_images
 from deepnets.runs.status import state_of
@@ -245,6 +244,27 @@ def test_seeds_beside_those_of_other_code_are_told(tmp_path: Path, capsys: pytes
     assert told in capsys.readouterr().out
     assert launch(rows[2:]) == 0
     assert told in capsys.readouterr().out
+
+
+def test_seeds_that_train_beside_those_of_other_code_are_told_also_if_finished_ones_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [row(tmp_path, *NET, "+schedule.name=a", f"seed={seed}") for seed in range(2)]
+    launch(rows[:1])
+    folder = folder_of(rows[0])
+    older = Code(hash="0" * 16, modules={"tests.paced": "1"})
+    folder.result.model_copy(update={"code": {"0": older}}).write(folder.path)
+    folder.origin.model_copy(update={"code": older}).write(folder.path)
+    name = folder.path.parent.name
+    for act in (show_plan, launch):
+        capsys.readouterr()
+        assert act(rows) == 0
+        out = capsys.readouterr().out
+        assert "1 finished run was trained before your code changed (" in out
+        assert f"the seeds of {name} that this command trains use your code of today; for more seeds by the old" in out
+    capsys.readouterr()
+    assert launch(rows) == 0
+    assert "that this command trains" not in capsys.readouterr().out
 
 
 def test_a_folder_holds_the_runs_of_one_sweep(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Which rows are one line: from their names, their axes and their settings."""
 
+from typing import Any
+
 import pytest
 
 from deepnets.results.columns import lines_over, swept
@@ -8,7 +10,7 @@ from deepnets.runs.folder import RunFolder
 from deepnets.runs.status import State
 
 
-def runs(axes: list[str], rows: dict[str, dict[str, float]]) -> dict[str, Run]:
+def runs(axes: list[str], rows: dict[str, dict[str, Any]]) -> dict[str, Run]:
     return {
         row: Run(RunFolder(f"outputs/table/{row}/seed0"), {**config, "sweep": {"axes": axes}}, {}, {}, State("waiting"))
         for row, config in rows.items()
@@ -41,6 +43,22 @@ def test_an_axis_that_is_paired_with_the_depth() -> None:
     assert lines_over("model.depth", found) == {
         kind: {8: f"{kind},8,0.1", 14: f"{kind},14,0.1", 20: f"{kind},20,0.05"} for kind in ("identity", "none")
     }
+
+
+def test_a_list_in_a_name_is_one_value() -> None:
+    found: dict[str, Run] = {}
+    nets = {8: [16, 32, 64], 14: [8, 16, 32], 20: [8, 16, 32]}
+    for depth, widths in nets.items():
+        row = f"{depth},{','.join(map(str, widths))},identity"
+        axes = ["model.depth", "model.widths", "model/shortcut"]
+        found |= runs(axes, {row: {"model": {"depth": depth, "widths": widths, "shortcut": {}}}})
+    assert lines_over("model.depth", found) == {"8,16,32,identity": dict(zip([14, 20], [*found][1:], strict=True))}
+    for run in found.values():
+        run.config["sweep"]["zip"] = [["model.depth", "model.widths"]]
+    assert lines_over("model.depth", found) == {"identity": dict(zip(nets, found, strict=True))}
+    rows = {f"resnet,digits,epochs={epochs},model.widths=8,16,32": epochs for epochs in (1, 2, 3)}
+    found = runs([], {row: {"model": {"widths": [8, 16, 32]}, "epochs": epochs} for row, epochs in rows.items()})
+    assert lines_over("epochs", found) == {"resnet,digits,model.widths=8,16,32": {rows[row]: row for row in rows}}
 
 
 def test_each_value_of_a_paired_axis_has_its_line_where_a_number_occurs_in_several_pairs() -> None:

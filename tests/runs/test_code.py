@@ -16,10 +16,9 @@ from PIL import Image
 
 from deepnets.config.trust import choosing_code, trusting
 from deepnets.errors import UserError
-from deepnets.run import load_run
+from deepnets.run import load_classifier, load_run
 from deepnets.runs import checkpoint, code
 from deepnets.runs.code import (
-    OtherCode,
     code_of,
     code_to_execute,
     copy_code,
@@ -28,7 +27,7 @@ from deepnets.runs.code import (
     trained_before_change,
 )
 from deepnets.runs.contents import Code, Origin
-from deepnets.runs.folder import RunFolder
+from deepnets.runs.folder import OtherCode, RunFolder
 from deepnets.runs.weights import read_weights
 from tests.command import ENVIRONMENT, ROOT, row, start, train
 
@@ -139,6 +138,30 @@ def test_runs_of_earlier_code_are_named_and_their_code_is_kept(project: Path, tm
     assert (tmp_path / "records" / ".code" / noted.hash / "own_scales.py").read_text() == SCALES
 
 
+def test_a_process_that_executes_a_copy_takes_no_other_version(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deepnets.config.trust._copies", [])
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    config = row(tmp_path).config
+    config.model["shortcut"] = {"_target_": "own_shortcuts.Scaled", "_partial_": True, "start": 1.0}
+    earlier, later = (RunFolder(tmp_path / "outputs" / "sweep" / "own" / f"seed{seed}") for seed in range(2))
+    with trusting(project / "own_shortcuts.py"):
+        for folder, text in ((earlier, SCALES), (later, SCALES.replace("1.0", "5.0"))):
+            (project / "own_scales.py").write_text(text)
+            noted = code_of(config)
+            assert noted
+            folder.freeze(config, Origin(code=noted))
+            store(folder, config, noted)
+        assert code_to_execute(later, config) == later.origin.code
+        with choosing_code("frozen"):
+            assert code_to_execute(earlier, config) == earlier.origin.code
+        assert code_to_execute(earlier, config) == earlier.origin.code
+        for folder, choice in ((later, None), (later, "current"), (later, "frozen"), (earlier, "current")):
+            with choosing_code(choice), pytest.raises(UserError, match=r"needs another version of own_s\w+ than this"):
+                code_to_execute(folder, config)
+
+
 def test_a_module_that_is_no_python_is_compared_as_text() -> None:
     assert code._hash("def (") != code._hash("def ( ")
 
@@ -226,8 +249,9 @@ def test_code_that_changes_while_a_run_is_unfinished(project: Path, tmp_path: Pa
     assert "--code frozen; with today's code, --code current." in by_folder.stderr
     assert not (folder / "result.json").exists()
     assert (folder / "checkpoint.pt").read_bytes() == before
-    with pytest.raises(OtherCode, match=r"own_scales\.py"):
-        load_run(folder, trust=project / "own_shortcuts.py")
+    for load in (load_run, load_classifier):
+        with pytest.raises(OtherCode, match=r"own_scales\.py"):
+            load(folder, trust=project / "own_shortcuts.py")
 
     shutil.copytree(root, tmp_path / "current")
     done = train(*words(project, root, "epochs=5", "code=frozen"))
