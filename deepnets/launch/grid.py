@@ -24,7 +24,14 @@ from deepnets.config.project import git_commit
 from deepnets.config.schema import CodeChoice, Config, Row
 from deepnets.config.trust import choose_code
 from deepnets.errors import UserError, listed
-from deepnets.launch.reuse import before_claims, claims_below, claims_known, file_of_sweep, reuse, twins_of
+from deepnets.launch.reuse import (
+    before_claims,
+    beside_other_settings,
+    claims_below,
+    claims_known,
+    copy_twins,
+    file_of_sweep,
+)
 from deepnets.runs.code import (
     beside_other_code,
     changed_files,
@@ -82,8 +89,10 @@ def launch(rows: list[Row]) -> int:
         raise UserError("\n".join([*first_lines, *reasons, *remedies_of(errors.values(), rows)]))
     launcher.check_all({folder: row.config for row, folder in zip(rows, folders, strict=True)})
     fresh = [pair for pair in pairs if first.overwrite or not (pair[1].has_begun or pair[1].is_complete)]
+    for line in beside_other_settings(fresh):
+        print_line(line)
     if first.reuse and not first.overwrite:
-        _reuse(rows, folders)
+        copy_twins(rows, folders)
     to_execute, new_code, other_data = {}, dict[RunFolder, Code](), Counter[str]()
     of_own_code: list[RunFolder] = []
     for row, folder in with_progress(pairs, "runs frozen"):
@@ -323,19 +332,6 @@ def print_failed_before(failed: Mapping[RunFolder, str]) -> None:
     if failed:
         heading = "runs that failed before are skipped (launcher.retry=failed trains them again):"
         print_error("\n".join([heading, *lines_by_reason(failed)]))
-
-
-def _reuse(rows: list[Row], folders: list[RunFolder]) -> None:
-    """Copy the runs that other sweeps have trained already, and print from which folders."""
-    by_folder = dict(zip(folders, rows, strict=True))
-    copied = Counter[str]()
-    for folder, twin in twins_of(rows, folders).items():
-        if not folder.has_begun:
-            with suppress(Locked):
-                reuse(by_folder[folder], folder, twin)
-                copied[str(RunFolder(twin.path.parent))] += 1
-    for row, count in copied.items():
-        print_line(f"{count} finished run{'s' * (count > 1)} copied from {row}")
 
 
 def _check(row: Row, folder: RunFolder, launcher: Launcher) -> None:

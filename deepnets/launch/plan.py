@@ -18,7 +18,7 @@ from deepnets.data.dataset import Dataset
 from deepnets.errors import UserError, listed
 from deepnets.launch.cost import Paces
 from deepnets.launch.grid import Launcher, check_tables, launchable, remedies_of, use_chosen_code
-from deepnets.launch.reuse import before_claims, twins_of
+from deepnets.launch.reuse import before_claims, beside_other_settings, twins_of
 from deepnets.runs.checkpoint import LAST
 from deepnets.runs.code import (
     beside_other_code,
@@ -91,8 +91,9 @@ def show_plan(rows: list[Row]) -> int:
     if told := beside_other_code(new_code, is_told=bool(changes)):
         print_line(told)
     new = {run.folder for run in planned if run.state == "new"}
-    if seen := before_claims([pair for pair in zip(rows, folders, strict=True) if pair[1] in new]):
-        print_line(seen)
+    pairs = [pair for pair in zip(rows, folders, strict=True) if pair[1] in new]
+    for line in (*beside_other_settings(pairs), *([seen] if (seen := before_claims(pairs)) else [])):
+        print_line(line)
     _print_twins(twins, "" if first.reuse else "; reuse=true copies them")
     return 1 if any(run.problem for run in planned) else 0
 

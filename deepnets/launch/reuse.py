@@ -1,25 +1,28 @@
-"""Finds runs that another sweep has trained, copies them, and says which claims a repeated seed can know.
+"""Finds runs that another sweep has trained, copies them, and says what is true of seeds that were trained before.
 
 One identity is one experiment, even if the rows' names differ.
 """
 
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from deepnets.config.claim import claims_on_file
-from deepnets.config.identity import identity_hash
+from deepnets.config.identity import difference, identity, identity_hash
 from deepnets.config.project import home
 from deepnets.config.schema import Row
 from deepnets.config.sweep import SWEEPS
 from deepnets.errors import UserError, listed
 from deepnets.runs.code import code_of, copy_code, is_by
 from deepnets.runs.contents import FINISHED, Origin, Result, Unreadable
-from deepnets.runs.folder import Locked, RunFolder, run_folders
+from deepnets.runs.folder import BESIDE, Locked, OtherSettings, RunFolder, run_folders
 from deepnets.runs.owner import OWNER
 from deepnets.system.files import write_atomically
+from deepnets.system.printing import print_line
 
 PILOT = "sweep.claims=[]"  # a run that is typed with this word counts for no claim
 OWN_FILES = ("config.yaml", Origin.FILE, Result.FILE, ".lock")  # the copy writes its own; the result comes last
@@ -77,6 +80,19 @@ def _finished(root: Path) -> dict[str, list[RunFolder]]:
     return runs
 
 
+def copy_twins(rows: list[Row], folders: list[RunFolder]) -> None:
+    """Copy the runs that other sweeps have trained already, and print from which folders."""
+    by_folder = dict(zip(folders, rows, strict=True))
+    copied = Counter[str]()
+    for folder, twin in twins_of(rows, folders).items():
+        if not folder.has_begun:
+            with suppress(Locked):
+                reuse(by_folder[folder], folder, twin)
+                copied[str(RunFolder(twin.path.parent))] += 1
+    for row, count in copied.items():
+        print_line(f"{count} finished run{'s' * (count > 1)} copied from {row}")
+
+
 @cache
 def claims_below(root: Path, seed: int) -> dict[str, list[tuple[RunFolder, list[str]]]]:
     """Return each run or record of a seed in a folder of outputs, and the claims that it notes, by the run's identity.
@@ -125,6 +141,36 @@ def before_claims(pairs: Sequence[tuple[Row, RunFolder]]) -> str | None:
         f"seeds of {rows} were first set up (in {places}) before claims of this sweep were written down: "
         f"{len(repeated)} of these runs count only for older claims; reuse=true copies such seeds where it can"
     )
+
+
+def beside_other_settings(pairs: Sequence[tuple[Row, RunFolder]]) -> list[str]:
+    """Return a line for each setting in which these new runs differ from all other seeds of their rows.
+
+    They differ after an edit of YAML. Call this before the new runs are frozen.
+    """
+    rows: dict[tuple[str, str], dict[str, None]] = {}  # the rows, by how they differ and the overrides
+    for row, folder in pairs:
+        if other := _unlike_all_seeds(row, folder):
+            rows.setdefault((other.summary, other.overrides), {})[folder.path.parent.name] = None
+    return [
+        f"the other seeds of {listed(names)} have {summary}; a report never averages the two. For more seeds like "
+        f"those, add {overrides}; to train in another folder, add {BESIDE}"
+        for (summary, overrides), names in rows.items()
+    ]
+
+
+def _unlike_all_seeds(row: Row, folder: RunFolder) -> OtherSettings | None:
+    """Return how a run differs from a seed of its row, if it differs from all other seeds that are there."""
+    first = None
+    for seed in run_folders(folder.path.parent):
+        with suppress(UserError):  # nobody asked for this seed
+            config = seed.config
+            if seed.path == folder.path:
+                continue
+            if not (differing := difference(identity(config), replace(row.config, seed=config.seed))):
+                return None
+            first = first or OtherSettings(seed, differing)
+    return first
 
 
 def _first_set_up(row: Row, folder: RunFolder) -> RunFolder | None:

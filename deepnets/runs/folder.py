@@ -63,13 +63,18 @@ class OtherSettings(UserError):
 
     def remedy_for(self, keys: Collection[str]) -> str:
         """Say what `remedy` says for a command whose runs all have these keys: overrides of others would be refused."""
-        differing, overrides = self.args[1], []
-        for key, (kept, new) in differing.items():
-            kept_value = f"{key}={json.dumps(kept, separators=(',', ':'))}"
-            overrides.append(f"~{key}" if kept == "absent" else f"{'+' * (new == 'absent')}{kept_value}")
-        ways = [f"to continue what is there, add {shlex.join(overrides)}"] * (differing.keys() <= {*keys})
+        ways = [f"to continue what is there, add {self.overrides}"] * (self.args[1].keys() <= {*keys})
         ways += [f"to train beside it, {BESIDE}", "to delete it and train anew, overwrite=true"]
         return f"{ways[0][0].upper()}{'; '.join(ways)[1:]}."
+
+    @property
+    def overrides(self) -> str:
+        """The overrides that give the folder's settings, as a user types them."""
+        words = []
+        for key, (kept, new) in self.args[1].items():
+            kept_value = f"{key}={json.dumps(kept, separators=(',', ':'))}"
+            words.append(f"~{key}" if kept == "absent" else f"{'+' * (new == 'absent')}{kept_value}")
+        return shlex.join(words)
 
 
 class OtherCode(UserError):

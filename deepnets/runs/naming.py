@@ -46,9 +46,9 @@ def folder_of(row: Row) -> RunFolder:
 
     With `name=NAME`, NAME replaces `runs` or the sweep's name. A change is a setting whose value differs from that of
     the named options or the named sweep: `epochs=164` is no change if they set 164 too. If the run already lies in a
-    folder named with fewer changes, because its file has been edited since, it stays there. A new run of a sweep joins
-    such runs from before an edit that have its values, if no folder is named with all changes. If such a run is in its
-    place, but differs in other settings, the check of this folder says so.
+    folder named with fewer changes, because its file has been edited since, it stays there. A new run joins such runs
+    from before an edit that have its values, if no folder is named with all changes. If such a run is in its place, but
+    differs in other settings, the check of this folder says so.
 
     Raises:
         UserError: `sweep.axes` is empty, or has a name that is neither a group nor a key.
@@ -77,9 +77,9 @@ def folder_of(row: Row) -> RunFolder:
         return folder
     if held := next((other for other in others if other.holds(row.config)), None):
         return held
-    if row.config.sweep and changes and not folder.grid.is_dir():
+    if changes and not _shared(folder, row).is_dir():
         for other, kept in zip(others, islice(_parts(changes), 1, None), strict=True):
-            omitted, place = frozenset(changes) - {*kept}, other.grid
+            omitted, place = frozenset(changes) - {*kept}, _shared(other, row)
             if not place.is_dir() or ((other.path / "config.yaml").is_file() and not _has(other, omitted)):
                 continue
             if _holds_before_edit(place, omitted, row.search, place.stat().st_mtime_ns):
@@ -87,13 +87,18 @@ def folder_of(row: Row) -> RunFolder:
     return folder
 
 
+def _shared(folder: RunFolder, row: Row) -> Path:
+    """Return the folder whose runs have the same changes: a sweep's, or, of single runs, that of a row's seeds."""
+    return folder.grid if row.config.sweep else folder.path.parent
+
+
 @cache
-def _holds_before_edit(grid: Path, changes: frozenset[str], search: Search, changed_at: int) -> bool:
-    """Return whether a sweep's folder, last changed then, has a run with these `key=value` from before an edit.
+def _holds_before_edit(place: Path, changes: frozenset[str], search: Search, changed_at: int) -> bool:
+    """Return whether a folder, last changed then, has a run with these `key=value` from before an edit.
 
     Today's files give that run's overrides other values.
     """
-    for run in run_folders(grid):
+    for run in run_folders(place):
         # Nobody asked for this run, and its row may be gone.
         with suppress(UserError, HydraException, OmegaConfBaseException):
             if _has(run, changes) and not changes & _values(compose(run.origin.overrides, search).config, changes):

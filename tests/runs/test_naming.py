@@ -8,6 +8,7 @@ import pytest
 from deepnets.config.compose import compose
 from deepnets.config.schema import Search
 from deepnets.errors import UserError
+from deepnets.launch.reuse import beside_other_settings
 from deepnets.runs.contents import Origin
 from deepnets.runs.folder import OtherSettings, RunFolder
 from deepnets.runs.naming import folder_of, folders_of
@@ -87,6 +88,28 @@ def test_a_new_row_joins_the_runs_whose_settings_are_typed_after_an_edit(tmp_pat
     edited.freeze(replace(first.config, overwrite=True), origin)
     named.mkdir()
     assert folder_of(second).grid == named
+
+
+def test_a_new_seed_of_a_single_run_joins_the_seeds_whose_settings_are_typed_after_an_edit(tmp_path: Path) -> None:
+    words = ["model.depth=14", "batch_size=64"]  # as if 64 had been the value of a file before its edit
+    first, more = (row(tmp_path, *words, f"seed={seed}") for seed in range(2))
+    named = folder_of(more)
+    assert named.path.parent.name == "digits_resnet,digits,batch_size=64,model.depth=14"
+    edited = RunFolder(tmp_path / "runs" / "digits_resnet,digits,model.depth=14" / "seed0")
+    edited.freeze(first.config, Origin(overrides=[words[0], "seed=0"]))
+    assert folder_of(more).path == edited.path.with_name("seed1")
+    assert folder_of(row(tmp_path, *words, "epochs=3", "seed=1")).path.parent.name.count("=") == 3
+    today = row(tmp_path, words[0], "seed=1")
+    assert folder_of(today).path == edited.path.with_name("seed1")
+    assert beside_other_settings([(more, folder_of(more))]) == []
+    (line,) = beside_other_settings([(today, folder_of(today))])
+    assert line.startswith(
+        f"the other seeds of {edited.path.parent.name} have other settings: batch_size 64 there, 128 here"
+    )
+    assert "For more seeds like those, add batch_size=64; to train in another folder, add name=NAME" in line
+    folder_of(today).freeze(today.config, Origin())
+    new = row(tmp_path, words[0], "seed=2")
+    assert beside_other_settings([(new, folder_of(new))]) == []
 
 
 def test_a_new_row_joins_no_run_whose_file_has_its_values(tmp_path: Path) -> None:
