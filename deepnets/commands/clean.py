@@ -10,7 +10,7 @@ from pathlib import Path
 
 from deepnets.command import Parser
 from deepnets.errors import UserError
-from deepnets.runs.code import FOLDER
+from deepnets.runs.code import FOLDER, code_hashes
 from deepnets.runs.contents import FINISHED, Origin, Unreadable
 from deepnets.runs.folder import CHECKPOINTS, WEIGHTS, Locked, RunFolder, folders_in
 from deepnets.runs.weights import kept_files, read_weights, write_weights
@@ -114,7 +114,8 @@ def _removables(folders: Sequence[RunFolder], paths: Sequence[Path]) -> Iterator
         copies = sorted((sweep / FOLDER).glob("*")) if not (sweep / FOLDER).is_symlink() else []
         copies = [copy for copy in copies if re.fullmatch(COPY, copy.name)]
         runs = folders_in([sweep])
-        unused = [copy for copy in copies if copy.name not in _code_hashes(runs) and not _is_awaited(copy, runs)]
+        noted = code_hashes(runs)
+        unused = [copy for copy in copies if copy.name not in noted and not _is_awaited(copy, runs)]
         if unused:
             yield Removable("copies of code that no run names", tuple(unused))
 
@@ -129,16 +130,6 @@ def _removables_of(folder: RunFolder) -> Iterator[Removable]:
             yield Removable(KEPT_KIND, kept, folder)
     if left := tuple(path for pattern in LEFT_BEHIND for path in sorted(folder.path.glob(pattern))):
         yield Removable("damaged or incomplete files", left, folder)
-
-
-def _code_hashes(runs: Sequence[RunFolder]) -> set[str]:
-    codes: set[str] = set()
-    for run in runs:
-        with suppress(Unreadable):
-            origin, result = run.origin, run.result
-            codes |= {origin.code.hash} if origin.code else set()
-            codes |= {code.hash for code in result.code.values()} if result else set()
-    return codes
 
 
 def _is_awaited(copy: Path, runs: Sequence[RunFolder]) -> bool:

@@ -4,7 +4,7 @@ import math
 import shlex
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -13,9 +13,10 @@ from typing import Any
 from rich.console import Console
 
 from deepnets.config.project import program
-from deepnets.errors import UserError, printable
+from deepnets.errors import UserError, listed, printable
 from deepnets.monitor.style import styled
 from deepnets.results.cell import middle
+from deepnets.results.claims import has_claims
 from deepnets.results.claims_page import claim_answers, claim_sheets
 from deepnets.results.columns import Column, columns_of, frame_of, in_other_arithmetic, warnings_of
 from deepnets.results.compare import compare_runs
@@ -34,7 +35,7 @@ from deepnets.results.table import (
     result_sheets,
     tables_of,
 )
-from deepnets.runs.code import trained_before_change
+from deepnets.runs.code import FOLDER, replaced_versions, trained_before_change
 from deepnets.runs.folder import RunFolder
 from deepnets.system.files import make_own_folder, writing
 from deepnets.system.printing import (
@@ -86,7 +87,8 @@ def report(
     for table, sheets in zip(tables, comparisons, strict=True):
         _print_table(console, table, sheets if full else None)
         ended = [run.folder for column in table.columns for run in column.runs if run.has_ended and run.code]
-        changes += [f"{table.name}: {line}" for line in trained_before_change(ended, len(ended))]
+        lines = [*trained_before_change(ended, len(ended)), *_looked_at_before(table)]
+        changes += [f"{table.name}: {line}" for line in lines]
     for line in changes:
         console.print(as_text(f"warning: {line}", style="yellow"), soft_wrap=True)
     for kind, file in exports.items():
@@ -235,6 +237,17 @@ def _print_table(console: Console, table: Table, comparisons: Sequence[Sheet] | 
 def _results(table: Table) -> list[Sheet]:
     overview = overview_sheet(table)
     return [*([overview] if overview else []), *result_sheets(table)]
+
+
+def _looked_at_before(table: Table) -> Iterator[str]:
+    """Yield a line if results by earlier versions of the user's code may have been seen before those in the table."""
+    runs = [run for column in table.columns for run in column.runs]
+    for grid in dict.fromkeys(run.grid for run in runs) if has_claims(table, table.sweeps) else ():
+        if versions := replaced_versions(grid):
+            yield (
+                f"earlier code of yours ({listed(versions)} in {RunFolder(grid / FOLDER)}) has no result here any "
+                "more. If you saw its results before you changed it, claims about its rows have been looked at before"
+            )
 
 
 def _sections(tables: Sequence[Table], pairs: Sequence[Sheet], pictures: Sequence[Picture]) -> list[Section]:

@@ -7,6 +7,7 @@ This module reads their sources and imports nothing. A copy is executed only if 
 import ast
 import hashlib
 import os
+import re
 import shutil
 import sys
 import sysconfig
@@ -27,6 +28,7 @@ from deepnets.runs.folder import BESIDE, MIXED, OtherCode, RunFolder, run_folder
 from deepnets.system.files import make_own_folder, read_text
 
 FOLDER = ".code"  # beside the rows of a sweep: a folder for each version of the code, named by its hash
+HASH = "[0-9a-f]{16}"  # the name of a version
 LONGEST_SOURCE = 10_000_000  # bytes
 NODES = ("model", "dataset", "optimizer", "schedule", "loss")
 
@@ -179,6 +181,24 @@ def is_by(folder: RunFolder, code: Code | None) -> bool:
     result, noted = folder.result, noted_code(folder)
     versions = list(result.code.values()) if result and result.code else [noted] if noted else []
     return not any(changed_files(folder, each, code) for each in versions) if code else not versions
+
+
+def code_hashes(runs: Iterable[RunFolder]) -> set[str]:
+    """Return the versions of the user's own code that these runs note, when they were frozen or when they trained."""
+    codes: set[str] = set()
+    for run in runs:
+        with suppress(Unreadable):
+            origin, result = run.origin, run.result
+            codes |= {origin.code.hash} if origin.code else set()
+            codes |= {code.hash for code in result.code.values()} if result else set()
+    return codes
+
+
+def replaced_versions(grid: Path) -> list[str]:
+    """Return the versions of the user's own code that are copied beside a sweep's rows, but that no run there notes."""
+    if not (copies := [copy.name for copy in (grid / FOLDER).glob("*") if re.fullmatch(HASH, copy.name)]):
+        return []
+    return sorted({*copies} - code_hashes(run_folders(grid)))
 
 
 def copy_of(folder: RunFolder, code: Code) -> Path:

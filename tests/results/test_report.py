@@ -16,6 +16,7 @@ import pytest
 from deepnets.commands.report import main
 from deepnets.errors import UserError
 from deepnets.results.report import _own_flags, compare, report
+from deepnets.runs.contents import Code, Origin
 from deepnets.system.files import check_folder
 from tests.browser import console_messages, missing_browser, open_browser, requested
 from tests.command import ENVIRONMENT, ROOT
@@ -118,6 +119,26 @@ def test_the_status_of_a_table(
     monkeypatch.setattr(sys, "argv", ["report.py", str(trained.path), "--status"])
     assert main() == 0
     assert "1 dead" in capsys.readouterr().out
+
+
+def test_code_whose_results_are_gone_is_named_where_claims_are_tested(
+    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "shortcuts_on_digits"
+    shutil.copytree(trained.path / "none", table / "none")
+    origin = Origin.read(table / "none" / "seed0")
+    noted = Code(hash="b" * 16, modules={})
+    origin.model_copy(update={"code": noted}).write(table / "none" / "seed0")
+    for name in ("a" * 16, "b" * 16, "of another program"):
+        (table / ".code" / name).mkdir(parents=True)
+    for claims, is_told in (("", False), ('[{claim: "none is higher than identity"}]', True)):
+        own = tmp_path / f"told_{is_told}" / "shortcuts_on_digits.yaml"
+        own.parent.mkdir()
+        own.write_text(f"sweep:\n  rows: {{model/shortcut: [none, identity]}}\n  claims: {claims}\n")
+        assert report([table], tmp_path / "page", {}, False, own.parent) == 0
+        told = f"earlier code of yours ({'a' * 16} in {table / '.code'}) has no result here any more"
+        assert (told in capsys.readouterr().out) == is_told
+        assert ("has no result here any more" in (tmp_path / "page" / "report.html").read_text()) == is_told
 
 
 def test_a_report_goes_into_the_folder_of_the_table_and_can_be_written_again(
