@@ -10,7 +10,7 @@ from pathlib import Path
 
 from deepnets.command import Parser
 from deepnets.errors import UserError
-from deepnets.runs.code import FOLDER, code_hashes
+from deepnets.runs.code import FOLDER
 from deepnets.runs.contents import FINISHED, Origin, Unreadable
 from deepnets.runs.folder import CHECKPOINTS, WEIGHTS, Locked, RunFolder, folders_in
 from deepnets.runs.weights import kept_files, read_weights, write_weights
@@ -114,7 +114,7 @@ def _removables(folders: Sequence[RunFolder], paths: Sequence[Path]) -> Iterator
         copies = sorted((sweep / FOLDER).glob("*")) if not (sweep / FOLDER).is_symlink() else []
         copies = [copy for copy in copies if re.fullmatch(COPY, copy.name)]
         runs = folders_in([sweep])
-        noted = code_hashes(runs)
+        noted = set[str]().union(*(run.code_hashes for run in runs))
         unused = [copy for copy in copies if copy.name not in noted and not _is_awaited(copy, runs)]
         if unused:
             yield Removable("copies of code that no run names", tuple(unused))

@@ -35,6 +35,7 @@ from deepnets.launch.reuse import (
 from deepnets.runs.code import (
     beside_other_code,
     changed_files,
+    check_is_todays,
     code_of,
     code_to_execute,
     execute_copy,
@@ -89,10 +90,10 @@ def launch(rows: list[Row]) -> int:
         raise UserError("\n".join([*first_lines, *reasons, *remedies_of(errors.values(), rows)]))
     launcher.check_all({folder: row.config for row, folder in zip(rows, folders, strict=True)})
     fresh = [pair for pair in pairs if first.overwrite or not (pair[1].has_begun or pair[1].is_complete)]
-    for line in beside_other_settings(fresh):
-        print_line(line)
     if first.reuse and not first.overwrite:
         copy_twins(rows, folders)
+    if told := beside_other_settings([pair for pair in fresh if first.overwrite or not pair[1].is_complete]):
+        print_line(told)
     to_execute, new_code, other_data = {}, dict[RunFolder, Code](), Counter[str]()
     of_own_code: list[RunFolder] = []
     for row, folder in with_progress(pairs, "runs frozen"):
@@ -151,7 +152,7 @@ def use_chosen_code(rows: Sequence[Row], folders: Sequence[RunFolder]) -> dict[R
     """
     choose_code(rows[0].config.code)
     chosen: dict[RunFolder, Code | UserError] = {}
-    lacking = []
+    lacking = dict[RunFolder, Config]()
     for row, folder in zip(rows, folders, strict=True) if rows[0].config.code == CodeChoice.frozen else ():
         is_new = row.config.overwrite or not (folder.has_begun or folder.is_complete)
         try:
@@ -159,16 +160,19 @@ def use_chosen_code(rows: Sequence[Row], folders: Sequence[RunFolder]) -> dict[R
                 execute_copy(*found)
                 chosen[folder] = found[1]
             elif is_new and code_of(row.config):
-                lacking.append(folder.path.parent.name)
+                lacking[folder] = row.config
             elif not folder.is_complete and (code := noted_code(folder)):
                 execute_copy(folder, code)
         except UserError as error:
             if is_new:
                 chosen[folder] = error
-    if lacking:
-        print_line(
-            f"code=frozen: no seed of {listed(lacking)} has begun, so there is no earlier code of theirs to take"
-        )
+    for folder, config in lacking.items():
+        try:
+            check_is_todays(folder, config)
+        except UserError as error:
+            chosen[folder] = error
+    if names := [folder.path.parent.name for folder in lacking if folder not in chosen]:
+        print_line(f"code=frozen: no seed of {listed(names)} has begun, so there is no earlier code of theirs to take")
     return chosen
 
 

@@ -92,7 +92,7 @@ def show_plan(rows: list[Row]) -> int:
         print_line(told)
     new = {run.folder for run in planned if run.state == "new"}
     pairs = [pair for pair in zip(rows, folders, strict=True) if pair[1] in new]
-    for line in (*beside_other_settings(pairs), *([seen] if (seen := before_claims(pairs)) else [])):
+    for line in filter(None, (beside_other_settings(pairs), before_claims(pairs))):
         print_line(line)
     _print_twins(twins, "" if first.reuse else "; reuse=true copies them")
     return 1 if any(run.problem for run in planned) else 0

@@ -12,9 +12,9 @@ from functools import cache
 from pathlib import Path
 
 from deepnets.config.claim import claims_on_file
-from deepnets.config.identity import difference, identity, identity_hash
+from deepnets.config.identity import difference, flat, identity, identity_hash
 from deepnets.config.project import home
-from deepnets.config.schema import Row
+from deepnets.config.schema import Config, Row
 from deepnets.config.sweep import SWEEPS
 from deepnets.errors import UserError, listed
 from deepnets.runs.code import code_of, copy_code, is_by
@@ -25,6 +25,7 @@ from deepnets.system.files import write_atomically
 from deepnets.system.printing import print_line
 
 PILOT = "sweep.claims=[]"  # a run that is typed with this word counts for no claim
+MOST_TOLD = 3  # differences between seeds of a row in one line
 OWN_FILES = ("config.yaml", Origin.FILE, Result.FILE, ".lock")  # the copy writes its own; the result comes last
 
 
@@ -143,31 +144,39 @@ def before_claims(pairs: Sequence[tuple[Row, RunFolder]]) -> str | None:
     )
 
 
-def beside_other_settings(pairs: Sequence[tuple[Row, RunFolder]]) -> list[str]:
-    """Return a line for each setting in which these new runs differ from all other seeds of their rows.
+def beside_other_settings(pairs: Sequence[tuple[Row, RunFolder]]) -> str | None:
+    """Return a line if no other seed in the rows of these new runs has their settings, as after an edit of YAML.
 
-    They differ after an edit of YAML. Call this before the new runs are frozen.
+    Call this before the new runs are frozen. Seeds that this command trains anew do not count.
     """
-    rows: dict[tuple[str, str], dict[str, None]] = {}  # the rows, by how they differ and the overrides
+    new, rows = {folder.path for _, folder in pairs}, dict[Path, Config]()
     for row, folder in pairs:
-        if other := _unlike_all_seeds(row, folder):
-            rows.setdefault((other.summary, other.overrides), {})[folder.path.parent.name] = None
-    return [
-        f"the other seeds of {listed(names)} have {summary}; a report never averages the two. For more seeds like "
-        f"those, add {overrides}; to train in another folder, add {BESIDE}"
-        for (summary, overrides), names in rows.items()
-    ]
+        rows.setdefault(folder.path.parent, row.config)
+    found, groups = dict[str, OtherSettings](), dict[str, list[str]]()
+    for place, config in rows.items():
+        if other := _unlike_all(config, [seed for seed in run_folders(place) if seed.path not in new]):
+            found[place.name] = other
+            groups.setdefault(other.summary, []).append(place.name)
+    if not found:
+        return None
+    told = "; ".join(f"{listed(names)} ({summary})" for summary, names in [*groups.items()][:MOST_TOLD])
+    told += f"; and {len(groups) - MOST_TOLD} more such groups" * (len(groups) > MOST_TOLD)
+    line = f"no other seed has today's settings in {told}. To train in another folder, add {BESIDE}"
+    other = next(iter(found.values()))
+    if len(groups) == 1 and all(other.args[1].keys() <= flat(identity(each)).keys() for each in rows.values()):
+        line += (
+            f"; for seeds with the old settings, add {other.overrides}, and overwrite=true for seeds that have begun"
+        )
+    return line
 
 
-def _unlike_all_seeds(row: Row, folder: RunFolder) -> OtherSettings | None:
-    """Return how a run differs from a seed of its row, if it differs from all other seeds that are there."""
+def _unlike_all(config: Config, seeds: Sequence[RunFolder]) -> OtherSettings | None:
+    """Return how a run differs from the first of these seeds, if it differs from all of them in more than the seed."""
     first = None
-    for seed in run_folders(folder.path.parent):
+    for seed in seeds:
         with suppress(UserError):  # nobody asked for this seed
-            config = seed.config
-            if seed.path == folder.path:
-                continue
-            if not (differing := difference(identity(config), replace(row.config, seed=config.seed))):
+            kept = seed.config
+            if not (differing := difference(identity(kept), replace(config, seed=kept.seed))):
                 return None
             first = first or OtherSettings(seed, differing)
     return first

@@ -135,11 +135,13 @@ def beside_other_code(runs: Mapping[RunFolder, Code], is_told: bool = False) -> 
                     names.append(row.name)
     if not names:
         return None
+    is_frozen = chosen_code() == CodeChoice.frozen
     more = "for more seeds by the old code, add code=frozen, and overwrite=true for seeds that have begun"
     if is_told:
-        return f"the seeds of {listed(names)} that this command trains use your code of today; {more}"
-    beside = f"To train in another folder, add {BESIDE}"
-    return f"other seeds of {listed(names)} were trained by other code of yours; {MIXED}. {beside}; {more}"
+        what = f"the seeds of {listed(names)} that this command trains use your code of today; {more}"
+        return None if is_frozen else what
+    beside = f"To train in another folder, add {BESIDE}{'' if is_frozen else f'; {more}'}"
+    return f"other seeds of {listed(names)} were trained by other code of yours; {MIXED}. {beside}"
 
 
 def kept_code(folder: RunFolder, config: Config) -> tuple[RunFolder, Code] | None:
@@ -183,22 +185,11 @@ def is_by(folder: RunFolder, code: Code | None) -> bool:
     return not any(changed_files(folder, each, code) for each in versions) if code else not versions
 
 
-def code_hashes(runs: Iterable[RunFolder]) -> set[str]:
-    """Return the versions of the user's own code that these runs note, when they were frozen or when they trained."""
-    codes: set[str] = set()
-    for run in runs:
-        with suppress(Unreadable):
-            origin, result = run.origin, run.result
-            codes |= {origin.code.hash} if origin.code else set()
-            codes |= {code.hash for code in result.code.values()} if result else set()
-    return codes
-
-
 def replaced_versions(grid: Path) -> list[str]:
     """Return the versions of the user's own code that are copied beside a sweep's rows, but that no run there notes."""
     if not (copies := [copy.name for copy in (grid / FOLDER).glob("*") if re.fullmatch(HASH, copy.name)]):
         return []
-    return sorted({*copies} - code_hashes(run_folders(grid)))
+    return sorted({*copies}.difference(*(run.code_hashes for run in run_folders(grid))))
 
 
 def copy_of(folder: RunFolder, code: Code) -> Path:
@@ -258,16 +249,27 @@ def code_to_execute(
     if before and choice not in (None, CodeChoice.current):
         execute_copy(folder, before if choice == CodeChoice.frozen else before.model_copy(update={"hash": str(choice)}))
     now = code_of(config)
-    if not before or not now:
-        return now
-    changed = changed_files(folder, before, now)
-    if choice == CodeChoice.current or (changed and choice is None):
-        for module, source in sources_of(config).items():
-            if isinstance(source, Path) and any(source.is_relative_to(copy) for copy in executed_from()):
-                raise _second_version(folder, module)
+    changed = changed_files(folder, before, now) if before and now else []
+    if choice == CodeChoice.current or (choice is None and (changed or not before)):
+        check_is_todays(folder, config)
     if changed and choice is None:
+        assert before
         raise OtherCode(folder, changed, option, copy_of(folder, before))
-    return now if changed else before
+    return now if changed or not now else before or now
+
+
+def check_is_todays(folder: RunFolder, config: Config) -> None:
+    """Check that no copy that this process executes stands in for another version of the run's modules.
+
+    Raises:
+        UserError: one does.
+    """
+    for module, source in sources_of(config).items() if executed_from() else ():
+        if isinstance(source, Path) and any(source.is_relative_to(copy) for copy in executed_from()):
+            places = [Path(place) for place in sys.path if Path(place) not in executed_from()]
+            today = next((file for place in places if (file := _file(place, module))), None)
+            if not today or _hash(_read(today)) != _hash(_read(source)):
+                raise _second_version(folder, module)
 
 
 def execute_copy(folder: RunFolder, code: Code) -> None:

@@ -22,7 +22,7 @@ from deepnets.config.identity import difference, identity, identity_hash
 from deepnets.config.safe_yaml import LONGEST, frozen_yaml, is_plain_node, read_frozen
 from deepnets.config.schema import CodeChoice, Config, Sweep
 from deepnets.errors import UserError
-from deepnets.runs.contents import Code, Job, Origin, Result, Status
+from deepnets.runs.contents import Code, Job, Origin, Result, Status, Unreadable
 from deepnets.runs.owner import OWNER, Owner, is_left_behind, owned, owner_elsewhere
 from deepnets.system.files import check_folder, flush_folder, folders_with, make_folder, read_text, write_atomically
 
@@ -194,6 +194,15 @@ class RunFolder:
     def is_complete(self) -> bool:
         """Whether nothing is left to train."""
         return self.completed is not None
+
+    @property
+    def code_hashes(self) -> set[str]:
+        """The versions of the user's own code that the run noted, when it was frozen and when it trained."""
+        hashes = set[str]()
+        with suppress(Unreadable):
+            hashes |= {code.hash for code in self.result.code.values()} if self.result else set()
+            hashes |= {self.origin.code.hash} if self.origin.code else set()
+        return hashes
 
     @property
     def has_begun(self) -> bool:

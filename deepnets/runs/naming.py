@@ -80,7 +80,8 @@ def folder_of(row: Row) -> RunFolder:
     if changes and not _shared(folder, row).is_dir():
         for other, kept in zip(others, islice(_parts(changes), 1, None), strict=True):
             omitted, place = frozenset(changes) - {*kept}, _shared(other, row)
-            if not place.is_dir() or ((other.path / "config.yaml").is_file() and not _has(other, omitted)):
+            is_taken = (other.path / "config.yaml").is_file() and not row.config.overwrite and not _has(other, omitted)
+            if is_taken or not place.is_dir():
                 continue
             if _holds_before_edit(place, omitted, row.search, place.stat().st_mtime_ns):
                 return other

@@ -16,6 +16,7 @@ from deepnets.config.trust import choosing_code, trusting
 from deepnets.errors import UserError
 from deepnets.launch.grid import check_tables, launch
 from deepnets.launch.plan import show_plan
+from deepnets.runs.code import beside_other_code
 from deepnets.runs.contents import Code, Origin, Result
 from deepnets.runs.folder import Locked, OtherCode, RunFolder
 from deepnets.runs.naming import folder_of, folders_of
@@ -265,6 +266,26 @@ def test_seeds_that_train_beside_those_of_other_code_are_told_also_if_finished_o
     capsys.readouterr()
     assert launch(rows) == 0
     assert "that this command trains" not in capsys.readouterr().out
+    with choosing_code("frozen"):  # then today's code trains nothing
+        told = beside_other_code({folder_of(rows[1]): Code(hash="1" * 16, modules={})})
+        assert told
+        assert "code=frozen" not in told
+        assert beside_other_code({folder_of(rows[1]): Code(hash="1" * 16, modules={})}, is_told=True) is None
+
+
+def test_new_seeds_beside_seeds_with_other_settings_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new, old = (
+        row(tmp_path, *NET, "+schedule.name=a", "seed=1"),
+        row(tmp_path, *NET, "+schedule.name=a", "batch_size=64"),
+    )
+    RunFolder(folder_of(new).path.with_name("seed0")).freeze(old.config, Origin())  # as before an edit of YAML
+    for act in (show_plan, launch):
+        assert act([new]) == 0
+        assert "no other seed has today's settings in " in capsys.readouterr().out
+    assert launch([row(tmp_path, *NET, "+schedule.name=a", "seed=2")]) == 0
+    assert "no other seed has today's settings in " not in capsys.readouterr().out
 
 
 def test_a_folder_holds_the_runs_of_one_sweep(tmp_path: Path) -> None:

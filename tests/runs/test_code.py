@@ -16,6 +16,7 @@ from PIL import Image
 
 from deepnets.config.trust import choosing_code, trusting
 from deepnets.errors import UserError
+from deepnets.launch.grid import use_chosen_code
 from deepnets.run import load_classifier, load_run
 from deepnets.runs import checkpoint, code
 from deepnets.runs.code import (
@@ -157,9 +158,42 @@ def test_a_process_that_executes_a_copy_takes_no_other_version(
         with choosing_code("frozen"):
             assert code_to_execute(earlier, config) == earlier.origin.code
         assert code_to_execute(earlier, config) == earlier.origin.code
-        for folder, choice in ((later, None), (later, "current"), (later, "frozen"), (earlier, "current")):
-            with choosing_code(choice), pytest.raises(UserError, match=r"needs another version of own_s\w+ than this"):
+        unnoted = RunFolder(tmp_path / "outputs" / "sweep" / "own" / "seed2")
+        unnoted.freeze(config, Origin())
+        for folder, choice in (
+            *((later, choice) for choice in (None, "current", "frozen")),
+            *((unnoted, choice) for choice in (None, "current")),
+            (earlier, "current"),
+        ):
+            with choosing_code(choice), pytest.raises(UserError, match="needs another version of own_scales than this"):
                 code_to_execute(folder, config)
+        (project / "own_scales.py").write_text(SCALES + "# as it was\n")  # so both versions are one again
+        for folder, choice in ((earlier, "current"), (unnoted, None), (unnoted, "current")):
+            with choosing_code(choice):
+                assert code_to_execute(folder, config) == earlier.origin.code
+        with pytest.raises(OtherCode):
+            code_to_execute(later, config)
+
+
+def test_the_frozen_code_of_one_row_is_not_taken_for_another(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deepnets.config.trust._copies", [])
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    new = row(tmp_path, "code=frozen")
+    new.config.model["shortcut"] = {"_target_": "own_shortcuts.Scaled", "_partial_": True, "start": 1.0}
+    kept, seed, other = (RunFolder(tmp_path / name) for name in ("runs/a/seed0", "runs/a/seed1", "runs/b/seed1"))
+    with trusting(project / "own_shortcuts.py"), choosing_code("frozen"):
+        noted = code_of(new.config)
+        assert noted
+        kept.freeze(new.config, Origin(code=noted))
+        store(kept, new.config, noted)
+        (kept.path / "checkpoint.pt").touch()
+        assert use_chosen_code([new], [other]) == {}
+        (project / "own_scales.py").write_text(SCALES.replace("1.0", "5.0"))
+        chosen = use_chosen_code([new, new], [seed, other])
+        assert chosen[seed] == noted
+        assert "needs another version of own_scales than this process has imported" in str(chosen[other])
 
 
 def test_a_module_that_is_no_python_is_compared_as_text() -> None:

@@ -101,15 +101,23 @@ def test_a_new_seed_of_a_single_run_joins_the_seeds_whose_settings_are_typed_aft
     assert folder_of(row(tmp_path, *words, "epochs=3", "seed=1")).path.parent.name.count("=") == 3
     today = row(tmp_path, words[0], "seed=1")
     assert folder_of(today).path == edited.path.with_name("seed1")
-    assert beside_other_settings([(more, folder_of(more))]) == []
-    (line,) = beside_other_settings([(today, folder_of(today))])
-    assert line.startswith(
-        f"the other seeds of {edited.path.parent.name} have other settings: batch_size 64 there, 128 here"
+    assert beside_other_settings([(more, folder_of(more))]) is None
+    line = beside_other_settings([(today, folder_of(today))])
+    assert line == (
+        f"no other seed has today's settings in {edited.path.parent.name} (other settings: batch_size 64 there, 128 "
+        "here). To train in another folder, add name=NAME; for seeds with the old settings, add batch_size=64, and "
+        "overwrite=true for seeds that have begun"
     )
-    assert "For more seeds like those, add batch_size=64; to train in another folder, add name=NAME" in line
-    folder_of(today).freeze(today.config, Origin())
     new = row(tmp_path, words[0], "seed=2")
-    assert beside_other_settings([(new, folder_of(new))]) == []
+    both = [(each, folder_of(each)) for each in (today, new)]
+    assert beside_other_settings(both) == line
+    redone = row(tmp_path, words[0], "seed=0", "overwrite=true")
+    assert beside_other_settings([(redone, edited)]) is None  # since nothing is left beside it
+    folder_of(today).freeze(today.config, Origin())
+    assert beside_other_settings([(new, folder_of(new))]) is None
+    # The place of a seed with today's settings is taken, unless it is overwritten.
+    assert folder_of(more).path == named.path
+    assert folder_of(row(tmp_path, *words, "seed=1", "overwrite=true")).path == edited.path.with_name("seed1")
 
 
 def test_a_new_row_joins_no_run_whose_file_has_its_values(tmp_path: Path) -> None:
