@@ -131,6 +131,11 @@ def mean_and_deviation(axes: Axes, draws: np.ndarray, **how: Any) -> None:
     line(axes, mean, np.arange(len(mean)), (mean - deviation, mean + deviation), marker="", **how)
 
 
+def from_zero(axes: Axes) -> None:
+    """Let the vertical axis begin at 0 and end above all that was drawn so far."""
+    axes.set_ylim(0, 1.05 * axes.dataLim.y1 if axes.dataLim.y1 > 0 else 1)
+
+
 def mark_stages(axes: Axes, nets: Iterable[Sequence[int]]) -> None:
     """Draw a line where each stage ends and the next begins; draw none if the nets have different stages.
 

@@ -137,8 +137,10 @@ def tables_of(runs: Sequence[Run], sweeps: Path = SWEEPS, own: Path | None = Non
     for name, members in frame_of(runs).groupby("table", sort=False):
         grids = members["grid"].unique()
         files = [place / f"{name}.yaml" for place in (*filter(None, [own]), sweeps, *grids)]
-        # The folder of a copied sweep may have any name.
+        # The folder of a copied sweep may have any name, and a record does not note the sweep.
         files += [grid / f"{run.noted_sweep}.yaml" for run in members["run"] if run.noted_sweep for grid in grids]
+        if any(run.sweep for run in members["run"]):
+            files += [beside[0] for grid in grids if len(beside := [*grid.glob("*.yaml")]) == 1]
         file = next(filter(Path.is_file, files), sweeps / f"{name}.yaml")
         tables.append(
             _table(file.stem, members, file.parent, file if file.is_file() and file.parent in (own, sweeps) else None)

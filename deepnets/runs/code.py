@@ -136,7 +136,7 @@ def beside_other_code(runs: Mapping[RunFolder, Code], is_told: bool = False) -> 
     if not names:
         return None
     is_frozen = chosen_code() == CodeChoice.frozen
-    more = "for more seeds by the old code, add code=frozen, and overwrite=true for seeds that have begun"
+    more = "for seeds by the old code instead, add code=frozen, and overwrite=true for seeds that have begun"
     if is_told:
         what = f"the seeds of {listed(names)} that this command trains use your code of today; {more}"
         return None if is_frozen else what

@@ -10,9 +10,10 @@ from xml.etree import ElementTree
 
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from PIL import Image
 
-from deepnets.monitor.style import INK, PAPER
+from deepnets.monitor.style import INK, PAPER, from_zero
 from deepnets.results.figures.curves import MOST_PANELS, learning_rates, training_curves
 from deepnets.results.figures.points import pictures_of
 from deepnets.results.page import Picture
@@ -62,10 +63,11 @@ def test_curves_are_those_of_the_run_of_median_result(trained: Trained, pictures
         assert ([1, 2], [float(epoch[f"{split}_error"]) for epoch in epochs]) in lines
 
 
-def test_the_learning_rate_is_drawn_from_the_start(pictures: dict[str, Picture], table: Table) -> None:
+def test_the_learning_rate_is_drawn_where_epochs_end(pictures: dict[str, Picture], table: Table) -> None:
     rates = [epoch["learning_rate"] for epoch in table.cells["identity", 0].runs[0].history]
-    x, y = points(pictures["schedule"].figure.axes[0])[0]
-    assert (x, y) == ([0, 1, 2], [rates[0], *rates])
+    (axes,) = pictures["schedule"].figure.axes
+    assert points(axes)[0] == ([1, 2], rates)
+    assert axes.get_ylabel() == "rate at the end of epochs"
 
 
 def test_bars_show_medians_and_published_values(pictures: dict[str, Picture], table: Table, trained: Trained) -> None:
@@ -227,3 +229,11 @@ def test_the_page_writes_a_repeated_line_once_and_in_place(table: Table) -> None
         x, y = (float(use.get(name, "")) + sum(float(step[at]) for step in steps) for at, name in enumerate("xy"))
         expected = axes.transData.transform([40, history[-1]["test_error"]]) * 72 / figure.dpi
         assert (x, y) == pytest.approx((expected[0], height - expected[1]), abs=0.2)
+
+
+def test_an_axis_from_zero_has_room_above_the_highest_point() -> None:
+    for values, top in (([88.0, 79.0], 92.4), ([0.0, 0.0], 1.0)):
+        axes = Figure().subplots()
+        axes.plot(values)
+        from_zero(axes)
+        assert axes.get_ylim() == pytest.approx((0.0, top))

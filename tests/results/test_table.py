@@ -189,6 +189,13 @@ def test_a_copied_sweep_keeps_its_name_and_its_published_numbers(tmp_path: Path)
     run = Run(RunFolder(f"{tmp_path}/copy/a/seed0"), config, origin, {"test_error": 9.0}, State("finished"))
     (table,) = tables_of([run], tmp_path)
     assert (table.name, table.published.rows["a"].test_error) == ("t", 10.0)
+    record = replace(run, origin={})  # which notes no sweep: its file lies alone beside the rows
+    (table,) = tables_of([record], tmp_path)
+    assert (table.name, table.published.rows["a"].test_error) == ("t", 10.0)
+    single = replace(run, origin={}, config={**config, "sweep": None})
+    assert tables_of([single], tmp_path)[0].name == "copy"
+    (tmp_path / "copy" / "u.yaml").touch()
+    assert tables_of([record], tmp_path)[0].name == "copy"
 
 
 def test_a_divergence_is_a_fail_in_every_table(tmp_path: Path) -> None:

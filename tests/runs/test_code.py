@@ -370,7 +370,7 @@ def test_frozen_code_trains_more_seeds_of_a_row(project: Path, tmp_path: Path) -
     (project / "own_scales.py").write_text(SCALES.replace("1.0", "5.0"))
     done = train(*words(project, root, "epochs=1", "seed=2"))
     assert "were trained by other code of yours" in done.stdout
-    assert "for more seeds by the old code, add code=frozen" in done.stdout
+    assert "for seeds by the old code instead, add code=frozen" in done.stdout
     (row_folder,) = (folder for folder in (root / "runs").iterdir() if not folder.name.startswith("."))
     codes = {seed: result_of(row_folder / f"seed{seed}")["code"]["0"]["hash"] for seed in (0, 1, 2)}
     assert codes[0] == codes[1] != codes[2]

@@ -20,7 +20,7 @@ from deepnets.analysis.commands.subject import names_apart, subjects_of
 from deepnets.command import count, number, whole
 from deepnets.data.batches import EvaluationBatches
 from deepnets.errors import UserError
-from deepnets.monitor.style import COLOURS, line, new_figure
+from deepnets.monitor.style import COLOURS, from_zero, line, new_figure
 from deepnets.system.printing import with_progress
 
 AT_ONCE = 250  # images in one double backward pass, which holds all activations
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> None:
                     standard_error=deviation,
                 )
         axes.set(xlabel="rank", ylabel="eigenvalue of the Hessian")
-        axes.set_ylim(bottom=0)
+        from_zero(axes)
         axes.locator_params(axis="x", integer=True)
         figure.legend(loc="outside upper left", fontsize=7)
         output.rows("spectrum", ("run", "quantity", "number", "value"), rows)

@@ -42,7 +42,7 @@ from deepnets.command import count, number, whole
 from deepnets.config.schema import Config
 from deepnets.errors import UserError
 from deepnets.models.resnet import ResNet
-from deepnets.monitor.style import COLOURS, GREY, line, mark_stages, mean_and_range, new_figure, show_array
+from deepnets.monitor.style import COLOURS, GREY, from_zero, line, mark_stages, mean_and_range, new_figure, show_array
 from deepnets.system.printing import with_progress
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import fit
@@ -240,7 +240,7 @@ def _units_figure(snapshots: Sequence[Snapshot]) -> Figure:
     axes[1].set_ylabel("output: mean, 10 to 90%")
     axes[1].axhline(0, color=GREY, linewidth=0.5)
     if clips:
-        axes[2].set_ylim(bottom=0)
+        from_zero(axes[2])
         axes[2].set_ylabel("clipped after addition (%)")
     axes[-1].set_xlabel("unit")
     for each in axes:
@@ -256,7 +256,8 @@ def _responses_figure(by_run: Mapping[str, Sequence[float]]) -> Figure:
     for (label, values), color in zip(by_run.items(), COLOURS * len(by_run), strict=False):
         line(upper, values, color=color, label=label)
         line(lower, sorted(values, reverse=True), color=color)
-    upper.set(ylabel="deviation of the response", xlabel="layer", ylim=(0, None))
+    upper.set(ylabel="deviation of the response", xlabel="layer")
+    from_zero(upper)
     lower.set(ylabel="deviation of the response", xlabel="layer, by size of its response")
     upper.locator_params(axis="x", integer=True)
     _name_lines(figure, list(by_run))
@@ -303,7 +304,8 @@ def _training_figure(norms: np.ndarray) -> Figure:
     figure.colorbar(image, ax=left, label="log10 of the gradient norm")
     line(right, [first_to_last(row) for row in norms], np.arange(len(norms)), color=COLOURS[0])
     right.axhline(1, color=GREY, linewidth=0.7, linestyle="--")
-    right.set(xlabel="epoch", ylabel="first unit's gradient over the last one's", ylim=(0, None))
+    right.set(xlabel="epoch", ylabel="first unit's gradient over the last one's")
+    from_zero(right)
     return figure
 
 

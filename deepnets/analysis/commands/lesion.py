@@ -25,7 +25,7 @@ from deepnets.analysis.lesion import Scores, Variant
 from deepnets.analysis.walk import walk_of
 from deepnets.command import count, number, whole
 from deepnets.errors import UserError
-from deepnets.monitor.style import COLOURS, line, mark_stages, mean_and_range, new_figure
+from deepnets.monitor.style import COLOURS, from_zero, line, mark_stages, mean_and_range, new_figure
 from deepnets.system.printing import with_progress
 from deepnets.training.hardware import choose_precision
 
@@ -233,7 +233,7 @@ def _count_paths(nets: Sequence[Lesioned], rows: Sequence[tuple[Any, ...]], outp
         )
     for name, axes in panels.items():
         axes.set(xlabel=COUNTED[name], xscale="log")
-        axes.set_ylim(bottom=0)
+        from_zero(axes)
     panels["surviving"].set_ylabel("error (%)")
     figure.legend(*panels["surviving"].get_legend_handles_labels(), loc="outside upper left", fontsize=7)
     output.rows("paths", ("run", "deleted", "surviving_paths", "effective_paths", "error"), written)
@@ -294,7 +294,7 @@ def _write(
     if min(errors) > 0 and max(errors) > 30 * min(errors):
         axes.set_yscale("log")
     else:
-        axes.set_ylim(bottom=0)
+        from_zero(axes)
     figure.legend(loc="outside upper left", fontsize=7)
     output.rows(name, (*columns, "error", "loss"), rows)
     output.figure(name, figure)

@@ -83,7 +83,10 @@ def degradation(runs: Mapping[str, Run], logarithmic: bool) -> Figure | None:
 
 
 def learning_rates(runs: Mapping[str, Run]) -> Figure | None:
-    """Draw the learning rate over the training; rows with the same rates share a line. Return None without rates."""
+    """Draw the learning rate at the end of each epoch, within which it may have fallen.
+
+    Rows with the same rates share a line. Return None without rates.
+    """
     runs = {row: run for row, run in runs.items() if run.history and not _lacks(run, "learning_rate")}
     if not runs:
         return None
@@ -100,10 +103,9 @@ def learning_rates(runs: Mapping[str, Run]) -> Figure | None:
     for index, (run, named) in enumerate(groups[:MOST_PANELS]):
         rates, rows = _values(run, "learning_rate"), [row for row in runs if row in named]
         label = ", ".join(rows) if len(rows) <= 3 else f"{', '.join(rows[:2])} and {len(rows) - 2} more"
-        # An epoch's rate holds from the end of the epoch before.
-        axes.plot([0, *_values(run, unit)], [rates[0], *rates], drawstyle="steps-pre", label=label, **line_style(index))
+        axes.plot(_values(run, unit), rates, marker=".", markersize=4, label=label, **line_style(index))
     axes.locator_params(axis="x", integer=True)
-    axes.set(xlabel=unit, ylabel="learning rate", yscale="log")
+    axes.set(xlabel=unit, ylabel="rate at the end of epochs", yscale="log")
     name_lines(figure, axes)
     return figure
 
