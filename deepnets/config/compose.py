@@ -46,7 +46,7 @@ from deepnets.config.schema import (
     value_at,
 )
 from deepnets.errors import UserError
-from deepnets.system.files import own_cache, write_cache
+from deepnets.system.files import own_cache, write_atomically
 
 CONF_ALONE = Search()
 REMEMBERED = 500  # so many compositions, of some kilobytes each, are kept in the user's cache
@@ -309,7 +309,7 @@ def _base(overrides: tuple[str, ...], search: Search) -> Base:
         with suppress(OSError, UserError, ValueError):  # there is no cache, or the schema refuses the values
             text = BASES.dump_json(base, warnings=False)
             if BASES.validate_json(text) == base:
-                write_cache(file, text.decode())
+                write_atomically(own_cache() / file, text, durable=False)
                 for old in sorted(own_cache().glob("options-*"), key=os.path.getmtime)[:-REMEMBERED]:
                     old.unlink()
     return base

@@ -23,7 +23,7 @@ from deepnets.data.dataset import Dataset
 from deepnets.data.source import DataFiles, Source, Split
 from deepnets.errors import UserError
 from deepnets.runs.record import threads_of
-from deepnets.system.files import own_cache, read_object, write_cache
+from deepnets.system.files import own_cache, read_object, write_atomically
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import Sums, Training, evaluate, fit
 from deepnets.training.hardware import choose_precision, describe, find_device, wait
@@ -81,7 +81,8 @@ class Paces:
             measured_here[key] = _measured_pace(config, dataset, size)
             self.measured.add(key)
             self.stored = {**self.stored, **_remembered(), key: measured_here[key]}  # other commands add some too
-            write_cache(REMEMBERED, json.dumps({k: asdict(pace) for k, pace in self.stored.items()}))
+            text = json.dumps({key: asdict(pace) for key, pace in self.stored.items()})
+            write_atomically(own_cache() / REMEMBERED, text, durable=False)
         if key in measured_here:
             return measured_here[key], True
         return _estimated([pace for pace in others if pace.macs], size.macs), False

@@ -5,8 +5,8 @@ import json
 import math
 import os
 import re
+import secrets
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -44,13 +44,18 @@ def new_name(path: Path) -> Path:
 
 
 def write_atomically(path: Path, content: str | bytes, durable: bool = True) -> None:
-    """Replace the file in one step, so that a kill at any instant leaves the old or the new file.
+    """Replace the file in one step, even while other processes replace it too; a kill leaves the old or the new file.
 
     If `durable`, a power failure also leaves one of them; this takes some milliseconds.
     """
-    with fresh(path, durable) as file:
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    with fresh(draft, durable) as file:
         file.write(content.encode() if isinstance(content, str) else content)
-    new_name(path).replace(path)
+    try:
+        new_name(draft).replace(path)
+    except BaseException:
+        new_name(draft).unlink(missing_ok=True)
+        raise
     if durable:
         flush_folder(path.parent)
 
@@ -109,19 +114,6 @@ def own_cache() -> Path:
     if status.st_mode & 0o077:  # others may read in it
         folder.chmod(0o700)
     return folder
-
-
-def write_cache(name: str, content: str) -> None:
-    """Replace a file in the user's cache in one step, even while other commands replace it too."""
-    with tempfile.NamedTemporaryFile("w", dir=own_cache(), prefix=f"{name}.", delete=False) as file:
-        new = Path(file.name)
-        try:
-            file.write(content)
-            file.flush()
-            new.replace(own_cache() / name)
-        except BaseException:
-            new.unlink(missing_ok=True)
-            raise
 
 
 def opened_to_append(path: Path) -> IO[bytes]:

@@ -23,7 +23,7 @@ from deepnets.config.project import PACKAGE
 from deepnets.config.schema import Config
 from deepnets.data.dataset import Dataset
 from deepnets.errors import UserError, first_line
-from deepnets.system.files import own_cache, read_object, write_cache
+from deepnets.system.files import own_cache, read_object, write_atomically
 from deepnets.training.assembly import model_of
 
 REMEMBERED = "networks.json"  # in the user's cache
@@ -112,7 +112,7 @@ def remember_passed(key: str, size: int) -> None:
     tried[key] = size
     for old in [*tried][:-MOST]:
         del tried[old]
-    write_cache(PASSED, json.dumps(tried))
+    write_atomically(own_cache() / PASSED, json.dumps(tried), durable=False)
 
 
 def has_own_classes(node: Any) -> bool:
@@ -184,7 +184,8 @@ def _remembered() -> dict[str, NetworkSize]:
 def _remember(sizes: dict[str, NetworkSize]) -> None:
     for key in [*sizes][:-MOST]:
         del sizes[key]
-    write_cache(REMEMBERED, json.dumps({key: asdict(size) for key, size in sizes.items()}))
+    text = json.dumps({key: asdict(size) for key, size in sizes.items()})
+    write_atomically(own_cache() / REMEMBERED, text, durable=False)
 
 
 @cache

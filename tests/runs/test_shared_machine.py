@@ -15,7 +15,7 @@ from deepnets.errors import UserError
 from deepnets.runs.contents import Origin
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
-from deepnets.system.files import own_cache, write_cache
+from deepnets.system.files import own_cache, write_atomically
 from tests.command import ENVIRONMENT, TRAIN, row
 
 pytestmark = pytest.mark.attack
@@ -130,13 +130,10 @@ def test_a_wait_for_another_process_says_for_what(
     assert f"waiting until another process of yours has read its data; it holds {file}" in capsys.readouterr().out
 
 
-def test_commands_that_write_the_cache_at_once_do_not_disturb_each_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_commands_that_write_one_file_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
     with ThreadPoolExecutor(4) as commands:
-        for written in [commands.submit(write_cache, "sizes.json", str(number) * 10_000) for number in range(400)]:
+        for written in [commands.submit(write_atomically, path, str(number) * 10_000) for number in range(400)]:
             written.result()
-    (file,) = own_cache().iterdir()
-    assert file.read_text() in {str(number) * 10_000 for number in range(400)}
-    assert file.stat().st_mode & 0o077 == 0
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_text() in {str(number) * 10_000 for number in range(400)}
