@@ -282,6 +282,8 @@ def _why_not(first: Sequence[float], second: Sequence[float]) -> str:
         return "a run diverged"
     if len(set(first)) == len(set(second)) == 1:
         return "no spread between seeds"
+    if tuple(first) == tuple(second):
+        return "equal errors, seed by seed"
     return ""
 
 

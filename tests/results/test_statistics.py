@@ -123,6 +123,12 @@ def test_pairs_without_a_claim_do_not_count_for_the_correction() -> None:
     assert silent.second == "c"
 
 
+def test_rows_of_equal_errors_do_not_count_for_the_correction() -> None:
+    tested, equal = compare_pairs([(Errors("a", FIRST), Errors("b", FIRST)), (Errors("a", FIRST), Errors("c", SECOND))])
+    assert (tested.second, tested.p_corrected) == ("c", tested.p)
+    assert (equal.second, equal.answer) == ("b", "equal errors, seed by seed")
+
+
 def test_a_small_difference_is_not_claimed() -> None:
     (pair,) = compare_rows([Errors("a", (6.0, 6.5, 7.0)), Errors("b", (6.1, 6.6, 7.2))])
     assert pair.answer == "no difference shown"
