@@ -147,7 +147,7 @@ def _remove(removable: Removable, keep_weights: bool) -> str | None:
         with removable.run.hold():
             if removable.kind == CHECKPOINTS_KIND:
                 if keep_weights and not (removable.run.path / WEIGHTS).exists():
-                    write_weights(read_weights(removable.run.path), removable.run.path)
+                    write_weights(read_weights(removable.run.path, builds=False), removable.run.path)
                 if origin := Origin.read(removable.run.path):  # `inspect` then does not call them missing
                     origin.model_copy(update={"cleaned": True}).write(removable.run.path)
             for path in removable.paths:

@@ -27,6 +27,7 @@ SHORT = 160  # characters: a longer list of names is not printed
 ALIKE = 0.8  # how similar a key must be to be named before the options that have the typed one
 MOST_OPTIONS = 4  # options that an error names
 SEEDS = "several seeds are -m 'seed=range(3)' or seed=0,1,2"
+OF_SWEEPS = "add sweep=NAME; `rows` and `zip` stand below `sweep:` in its file, conf/sweep/NAME.yaml"
 PACKAGE = "a sweep, like a protocol, begins with the line # @package _global_"
 VALUES = {  # OmegaConf's messages about a value, and how this project says them
     r".* could not be converted to Integer": "must be an integer",
@@ -64,8 +65,11 @@ def explained(words: Iterable[str]) -> Iterator[None]:
             raise
         reason = f"Hydra cannot compose this: {' '.join(str(error).split()) or type(error).__name__}"
         if isinstance(error, AssertionError):
+            has_sweep = any(word.startswith("sweep=") for word in words)
             words = [word for word in words if "." in word.partition("=")[0]]
             reason = f"a key here lies below one that has no value ({reason})"
+            if not has_sweep and any(word.lstrip("+~").startswith("sweep.") for word in words):
+                reason = f"no sweep is chosen; {OF_SWEEPS}"
         raise UserError(f"{' '.join(words)}: {reason}") from error
 
 
@@ -103,6 +107,8 @@ def explain(error: Exception) -> str:
             return f"{match[1]}: the option's file does not set it; add it there, or type +{match[1]}=VALUE"
         if match[1] == "seeds":
             return f"seeds: no such key; {SEEDS}, or in a sweep sweep.seeds=3"
+        if match[1] in ("zip", "rows"):
+            return f"{match[1]}: no such key; {OF_SWEEPS}"
         if (options := _options_with(match[1])) and (alike := get_close_matches(typed, map(str, names), 1, ALIKE)):
             return f"{match[1]}: no such key; the nearest: {alike[0]}{options}"
         return f"{match[1]}: no such key{options or _nearest_key(typed, names)}"

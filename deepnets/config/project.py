@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -186,3 +187,10 @@ def commit_of(folder: Path) -> str | None:
 def _is_verb() -> bool:
     """Return whether the user types `deepnets VERB`; otherwise the user runs a clone's scripts."""
     return INSTALLED or sys.argv[0].startswith("deepnets ")
+
+
+def typed_command() -> str:
+    """Return this command as the user typed it, without the path of Python."""
+    program, *words = sys.argv
+    verb = program.split() if program.startswith("deepnets ") else [os.path.basename(sys.executable), program]
+    return shlex.join([*verb, *words])

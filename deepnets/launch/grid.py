@@ -5,10 +5,9 @@ The launchers are in `local.py`, `pool.py` and `slurm.py`; the code that they sh
 
 import os
 import shlex
-import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -19,8 +18,7 @@ from rich.table import Column, Table
 
 from deepnets.config.build import build
 from deepnets.config.claim import check_claims, claims_of
-from deepnets.config.identity import flat, identity
-from deepnets.config.project import git_commit
+from deepnets.config.project import git_commit, typed_command
 from deepnets.config.schema import CodeChoice, Config, Row
 from deepnets.config.trust import choose_code
 from deepnets.errors import UserError, listed
@@ -29,8 +27,10 @@ from deepnets.launch.reuse import (
     beside_other_settings,
     claims_below,
     claims_known,
+    copy_sweep,
     copy_twins,
     file_of_sweep,
+    kept_by_queue,
 )
 from deepnets.runs.code import (
     beside_other_code,
@@ -46,12 +46,11 @@ from deepnets.runs.code import (
 )
 from deepnets.runs.contents import FAILED, Code, Origin, Unreadable
 from deepnets.runs.execute import inspect
-from deepnets.runs.folder import BESIDE, Locked, OtherCode, OtherSettings, RunFolder, lines_by_reason
+from deepnets.runs.folder import BESIDE, Locked, OtherSettings, RunFolder, lines_by_reason, remedies_of
 from deepnets.runs.naming import folders_of
 from deepnets.runs.record import change_of_images, describe_result, duration
 from deepnets.runs.start import check_start
 from deepnets.runs.status import read_state, read_states
-from deepnets.system.files import write_atomically
 from deepnets.system.printing import as_text, print_error, print_line, print_rich, with_progress
 from deepnets.training.checks import check
 
@@ -72,6 +71,7 @@ def launch(rows: list[Row]) -> int:
     check_tables(rows, folders)
     launcher: Launcher = build("launcher", first.launcher)
     chosen = use_chosen_code(rows, folders)
+    begun, queued = begun_runs(launcher, first, folders)
     claims_below.cache_clear()
     errors = {}
     pairs = list(zip(rows, folders, strict=True))
@@ -79,15 +79,15 @@ def launch(rows: list[Row]) -> int:
         try:
             if isinstance(refused := chosen.get(folder), UserError):
                 raise refused
-            _check(row, folder, launcher)
+            _check(row, folder, launcher, folder in begun, folder in queued)
         except UserError as error:
             errors[folder] = error
     if len(rows) == 1 and errors:
         raise next(iter(errors.values()))
     if errors:
         reasons = lines_by_reason({folder: error.summary for folder, error in errors.items()})
-        first_lines = [f"{len(errors)} of {len(rows)} runs cannot start; none was started"]
-        raise UserError("\n".join([*first_lines, *reasons, *remedies_of(errors.values(), rows)]))
+        lines = [f"{len(errors)} of {len(rows)} runs cannot start; none was started", *reasons]
+        raise UserError("\n".join([*lines, *remedies_of(errors.values(), [row.config for row in rows])]))
     launcher.check_all({folder: row.config for row, folder in zip(rows, folders, strict=True)})
     fresh = [pair for pair in pairs if first.overwrite or not (pair[1].has_begun or pair[1].is_complete)]
     if first.reuse and not first.overwrite:
@@ -102,8 +102,8 @@ def launch(rows: list[Row]) -> int:
             if isinstance(kept, Code) and code and not changed_files(folder, kept, code):
                 code = kept  # as it was noted when it was copied
             if row.config.overwrite or not folder.is_complete:
-                folder.freeze(row.config, _origin(row, folder, code))
-                if code:
+                folder.freeze(row.config, _origin(row, folder, code), folder in begun)
+                if code and folder not in queued:
                     store(folder, row.config, code)
                     new_code[folder] = code
             else:
@@ -118,7 +118,9 @@ def launch(rows: list[Row]) -> int:
                 print_line(f"{error}; skipped")
                 continue
         to_execute[folder] = row.config
-    for line in (lines := trained_before_change(of_own_code, len(rows))):
+    lines = trained_before_change(of_own_code, len(rows))
+    lines += kept_by_queue(queued)
+    for line in lines:
         print_line(line)
     if told := beside_other_code(new_code, is_told=bool(lines)):
         print_line(told)
@@ -127,21 +129,29 @@ def launch(rows: list[Row]) -> int:
     for change, count in other_data.items():
         print_line(f"{_finished(count)} on other images than those {change}; to train in another folder, add {BESIDE}")
     for grid in dict.fromkeys(folder.path.parents[1] for folder in folders):
-        _copy_sweep(rows[0], grid)
+        copy_sweep(rows[0], grid)
     # Order the runs by seed, so that all rows of the table can be compared after the first round.
     to_execute = dict(sorted(to_execute.items(), key=lambda item: item[1].seed))
     return launcher.execute(to_execute) if to_execute else 0
 
 
-def remedies_of(errors: Iterable[UserError], rows: Sequence[Row]) -> list[str]:
-    """Return lines that say what to type where folders hold runs of other settings or of other code."""
-    everywhere = set.intersection(*(set(flat(identity(row.config))) for row in rows))
-    lines = (
-        error.remedy if isinstance(error, OtherCode) else error.remedy_for(everywhere)
-        for error in errors
-        if isinstance(error, OtherSettings | OtherCode)
-    )
-    return list(dict.fromkeys(lines))
+def begun_runs(
+    launcher: "Launcher", first: Config, folders: Sequence[RunFolder]
+) -> tuple[set[RunFolder], list[RunFolder]]:
+    """Return the runs that have begun, and those that this command leaves to jobs in the launcher's queue.
+
+    A run has begun if it has a checkpoint, or a job that may execute it; with code=frozen, any job counts. A queued run
+    keeps the code that it notes, unless the command chooses a version.
+
+    Raises:
+        UserError: the queue cannot be read.
+    """
+    queued = launcher.queued(folders)
+    waiting = queued or set()
+    counts_jobs = queued is None or first.code == CodeChoice.frozen
+    begun = {each for each in folders if each.has_checkpoint or (each.has_begun if counts_jobs else each in waiting)}
+    is_chosen = first.overwrite or first.code
+    return begun, [] if is_chosen else [each for each in folders if each in waiting]
 
 
 def use_chosen_code(rows: Sequence[Row], folders: Sequence[RunFolder]) -> dict[RunFolder, Code | UserError]:
@@ -214,6 +224,13 @@ class Launcher(Protocol):
 
         Raises:
             UserError: it cannot.
+        """
+
+    def queued(self, folders: Sequence[RunFolder]) -> set[RunFolder] | None:
+        """Return the runs that wait in a queue or train elsewhere, where `execute` leaves them; None without a queue.
+
+        Raises:
+            UserError: the queue cannot be read.
         """
 
     def describe(self, runs: Mapping[RunFolder, Config]) -> list[str]:
@@ -338,16 +355,19 @@ def print_failed_before(failed: Mapping[RunFolder, str]) -> None:
         print_error("\n".join([heading, *lines_by_reason(failed)]))
 
 
-def _check(row: Row, folder: RunFolder, launcher: Launcher) -> None:
+def _check(row: Row, folder: RunFolder, launcher: Launcher, has_begun: bool, is_queued: bool) -> None:
     """Raise a UserError if the run cannot start."""
     try:
         kept = folder.check(row.config)
     except OtherSettings:
         _check_settings(row, launcher)  # what is wrong in an option file explains more than how it differs
         raise
-    if folder.has_begun and not folder.is_complete and not row.config.overwrite:
-        code_to_execute(folder, row.config, "code={}")
     claims_of(row.config.sweep)
+    if is_queued:
+        launcher.check(row.config)
+        return
+    if has_begun and not folder.is_complete and not row.config.overwrite:
+        code_to_execute(folder, row.config, "code={}")
     if row.config.overwrite or not folder.is_complete:
         _check_settings(row, launcher)
     elif kept and kept.dataset.get("root") != row.config.dataset.get("root"):
@@ -365,16 +385,10 @@ def _finished(count: int) -> str:
     return f"{count} finished runs were trained" if count > 1 else "1 finished run was trained"
 
 
-def _copy_sweep(row: Row, grid: Path) -> None:
-    """Copy the sweep's file beside its runs, because a report that is made elsewhere needs its numbers and claims."""
-    if row.config.sweep and grid.is_dir() and (file := file_of_sweep(row)).is_file():
-        write_atomically(grid / file.name, file.read_bytes())
-
-
 def _origin(row: Row, folder: RunFolder, code: Code | None) -> Origin:
     """Describe the command that freezes the run, the versions of the code, and the claims known by now."""
     origin = Origin(
-        command=_typed_command(),
+        command=typed_command(),
         overrides=list(row.overrides),
         choices=row.choices,
         commit=git_commit(),
@@ -382,10 +396,3 @@ def _origin(row: Row, folder: RunFolder, code: Code | None) -> Origin:
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     return origin.model_copy(update={"code": code}) if code else origin
-
-
-def _typed_command() -> str:
-    """Return this command as the user typed it, without the path of Python."""
-    program, *words = sys.argv
-    verb = program.split() if program.startswith("deepnets ") else [os.path.basename(sys.executable), program]
-    return shlex.join([*verb, *words])

@@ -77,6 +77,9 @@ class Local:
     def check_all(self, runs: Mapping[RunFolder, Config]) -> None:
         """Accept any number of runs."""
 
+    def queued(self, folders: Sequence[RunFolder]) -> None:
+        """Return None: there is no queue."""
+
     def describe(self, runs: Mapping[RunFolder, Config]) -> list[str]:
         """Say nothing: the runs are trained one after the other."""
         return []

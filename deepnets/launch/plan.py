@@ -17,8 +17,8 @@ from deepnets.config.schema import Config, Row
 from deepnets.data.dataset import Dataset
 from deepnets.errors import UserError, listed
 from deepnets.launch.cost import Paces
-from deepnets.launch.grid import Launcher, check_tables, launchable, remedies_of, use_chosen_code
-from deepnets.launch.reuse import before_claims, beside_other_settings, twins_of
+from deepnets.launch.grid import Launcher, begun_runs, check_tables, launchable, use_chosen_code
+from deepnets.launch.reuse import before_claims, beside_other_settings, kept_by_queue, twins_of
 from deepnets.runs.checkpoint import LAST
 from deepnets.runs.code import (
     beside_other_code,
@@ -29,7 +29,7 @@ from deepnets.runs.code import (
     trained_before,
 )
 from deepnets.runs.contents import FINISHED, Code, Unreadable
-from deepnets.runs.folder import OtherSettings, RunFolder, lines_by_reason, run_folders
+from deepnets.runs.folder import OtherSettings, RunFolder, lines_by_reason, remedies_of, run_folders
 from deepnets.runs.naming import folders_of
 from deepnets.runs.record import threads_of
 from deepnets.runs.start import check_start
@@ -57,12 +57,16 @@ def show_plan(rows: list[Row]) -> int:
     check_tables(rows, folders)
     launcher: Launcher = build("launcher", first.launcher)
     chosen = use_chosen_code(rows, folders)
+    begun, queued = {folder for folder in folders if folder.has_begun}, list[RunFolder]()
+    with suppress(UserError):  # SLURM does not answer, which `describe` says below
+        begun, queued = begun_runs(launcher, first, folders)
     paces = Paces(first.plan == TIMED)
     planned = []
     with Console(stderr=True).status("planning") as status:  # shown only on a terminal
         for number, (row, folder) in enumerate(zip(rows, folders, strict=True), start=1):
             status.update(as_text(f"planning {number}/{len(rows)} {folder}"))
-            planned.append(_plan(row.config, folder, launcher, paces, chosen.get(folder)))
+            has_begun, is_queued = folder in begun, folder in queued
+            planned.append(_plan(row.config, folder, launcher, paces, chosen.get(folder), has_begun, is_queued))
     twins = {folder: twin for folder, twin in twins_of(rows, folders).items() if not folder.has_begun}
     if first.reuse and not first.overwrite:
         planned = [
@@ -77,18 +81,19 @@ def show_plan(rows: list[Row]) -> int:
                 print_line(line)
         except UserError as error:  # SLURM does not answer: the plan holds, and the command without it would fail
             print_line(f"launcher   {error}")
-    for line in remedies_of(filter(None, [run.error for run in planned]), rows):
+    for line in remedies_of(filter(None, [run.error for run in planned]), [row.config for row in rows]):
         print_line(line)
-    begun = [folder for folder in folders if folder.has_begun]
-    if first.overwrite and begun:
-        deleted = Counter("finished" if folder.is_complete else "unfinished" for folder in begun)
-        where = listed([folder.path.parent.name for folder in begun])
+    if first.overwrite and (there := [folder for folder in folders if folder.has_begun]):
+        deleted = Counter("finished" if folder.is_complete else "unfinished" for folder in there)
+        where = listed([folder.path.parent.name for folder in there])
         print_line(f"overwrite=true first deletes {deleted.total()} of these runs: {_counted(deleted)}, of {where}")
     changes = dict.fromkeys(run.changed for run in planned if run.changed)
     for files in changes:
         print_line(trained_before([run.folder for run in planned if run.changed == files], files, len(rows)))
-    new_code = {run.folder: run.code for run in planned if run.left and run.code}
-    if told := beside_other_code(new_code, is_told=bool(changes)):
+    new_code = {run.folder: run.code for run in planned if run.left and run.code and run.folder not in queued}
+    for line in (kept := kept_by_queue(queued)):
+        print_line(line)
+    if told := beside_other_code(new_code, is_told=bool(changes or kept)):
         print_line(told)
     new = {run.folder for run in planned if run.state == "new"}
     pairs = [pair for pair in zip(rows, folders, strict=True) if pair[1] in new]
@@ -180,16 +185,22 @@ class _Planned:
 
 
 def _plan(
-    config: Config, folder: RunFolder, launcher: Launcher, paces: Paces, chosen: Code | UserError | None = None
+    config: Config,
+    folder: RunFolder,
+    launcher: Launcher,
+    paces: Paces,
+    chosen: Code | UserError | None = None,
+    has_begun: bool = False,
+    is_queued: bool = False,
 ) -> _Planned:
-    """Plan one run; `chosen` is as in `use_chosen_code`."""
+    """Plan one run; `chosen` is as in `use_chosen_code`, `has_begun` and `is_queued` as in `begun_runs`."""
     state, size = _state(config, folder), None
     is_complete = state not in ("new", "resumable")
     try:
         if isinstance(chosen, UserError):
             raise chosen
         folder.check(config)
-        if folder.has_begun and not is_complete and not config.overwrite:
+        if has_begun and not is_queued and not is_complete and not config.overwrite:
             code_to_execute(folder, config, "code={}")
         code = code_of(config)
         code_hash = code.hash if code else None
@@ -220,7 +231,8 @@ def _plan(
         needed = config.devices, pace.memory, spread
         return _Planned(folder, state, left, size, flops, seconds, *needed, problem=missing, code=code)
     except UserError as error:
-        if is_complete and not isinstance(error, OtherSettings) and (folder.path / "config.yaml").is_file():
+        is_left = is_complete or is_queued
+        if is_left and not isinstance(error, OtherSettings) and (folder.path / "config.yaml").is_file():
             return _Planned(folder, state, 0.0, size)
         return _Planned(folder, ILLEGAL, 1.0, size, problem=error.summary, error=error)
 

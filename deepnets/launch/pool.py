@@ -72,6 +72,9 @@ class Pool:
     def check_all(self, runs: Mapping[RunFolder, Config]) -> None:
         """Accept any number of runs."""
 
+    def queued(self, folders: Sequence[RunFolder]) -> None:
+        """Return None: there is no queue."""
+
     def describe(self, runs: Mapping[RunFolder, Config]) -> list[str]:
         """Say how many runs train at once, if each has one device."""
         return [f"pool       up to {self.slots(next(iter(runs.values())).device).free} runs of one device at once"]

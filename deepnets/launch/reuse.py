@@ -17,9 +17,9 @@ from deepnets.config.project import home
 from deepnets.config.schema import Config, Row
 from deepnets.config.sweep import SWEEPS
 from deepnets.errors import UserError, listed
-from deepnets.runs.code import code_of, copy_code, is_by
+from deepnets.runs.code import by_change, code_of, copy_code, is_by
 from deepnets.runs.contents import FINISHED, Origin, Result, Unreadable
-from deepnets.runs.folder import BESIDE, Locked, OtherSettings, RunFolder, run_folders
+from deepnets.runs.folder import BESIDE, MIXED, Locked, OtherSettings, RunFolder, run_folders
 from deepnets.runs.owner import OWNER
 from deepnets.system.files import write_atomically
 from deepnets.system.printing import print_line
@@ -170,6 +170,18 @@ def beside_other_settings(pairs: Sequence[tuple[Row, RunFolder]]) -> str | None:
     return line
 
 
+def kept_by_queue(queued: Sequence[RunFolder]) -> list[str]:
+    """Return a line for each group of files of the user's code that changed since some of these runs were submitted."""
+    lines = []
+    for files, runs in by_change(queued).items():
+        count, rows = f"{len(runs)} run{'s' * (len(runs) > 1)}", listed(each.path.parent.name for each in runs)
+        lines.append(
+            f"{count} in the queue, or running elsewhere, will use your code as it was ({files} changed since; rows "
+            f"{rows}); {MIXED}. With code=current, those that have not begun use today's"
+        )
+    return lines
+
+
 def _unlike_all(config: Config, seeds: Sequence[RunFolder]) -> OtherSettings | None:
     """Return how a run differs from the first of these seeds, if it differs from all of them in more than the seed."""
     first = None
@@ -204,3 +216,9 @@ def file_of_sweep(row: Row) -> Path:
     name = f"{row.choices.get('sweep')}.yaml"
     places = (Path(place.removeprefix("file://")) / "sweep" for place in row.search.places)
     return next((place / name for place in places if (place / name).is_file()), SWEEPS / name)
+
+
+def copy_sweep(row: Row, grid: Path) -> None:
+    """Copy the sweep's file beside its runs, because a report that is made elsewhere needs its numbers and claims."""
+    if row.config.sweep and grid.is_dir() and (file := file_of_sweep(row)).is_file():
+        write_atomically(grid / file.name, file.read_bytes())

@@ -16,13 +16,14 @@ from annotated_types import Ge, Le
 
 from deepnets.config.project import program
 from deepnets.config.schema import Config
-from deepnets.errors import UserError, printable
+from deepnets.errors import UserError, listed, printable
 from deepnets.launch.grid import Retry, Tally, print_failed_before
 from deepnets.launch.slurm_queue import (
     FILES,
     REPORT,
     Submission,
     Unfinished,
+    arrays_of,
     changed_options,
     is_queued,
     limits,
@@ -103,14 +104,26 @@ class Slurm:
         """
         self._per_task(self._groups(self._to_submit(runs)))
 
+    def queued(self, folders: Sequence[RunFolder]) -> set[RunFolder]:
+        """Return the runs that are not complete and are in SLURM's queue or train elsewhere.
+
+        Raises:
+            UserError: SLURM does not answer.
+        """
+        if not shutil.which("squeue"):  # `check` says so if something is left to train
+            return set()
+        left = sort_out(list(folders), self.retry)
+        return {*left.queued, *left.elsewhere}
+
     def describe(self, runs: Mapping[RunFolder, Config]) -> list[str]:
         """Say which arrays `execute` would submit, with the options that sbatch would get."""
-        groups = self._groups(self._to_submit(runs))
+        groups = self._groups(to_submit := self._to_submit(runs))
         per_task, lines = self._per_task(groups), []
-        for folders in groups:
+        earlier = self._earlier_arrays(to_submit) if groups else []
+        for place, folders in enumerate(groups):
             tasks = math.ceil(len(folders) / per_task)
             directory = folders[0].path.parents[1] / FILES / "N"
-            options = self.directives(directory, tasks, runs[folders[0]])
+            options = self.directives(directory, tasks, runs[folders[0]], [] if place else earlier)
             shown = [option for option in options if not option.startswith(("--output", "--open-mode"))]
             each = f" of up to {per_task} runs" if per_task > 1 else ", one for each run"
             lines.append(f"sbatch     {tasks} task{'s' * (tasks > 1)}{each}: {shlex.join(shown)}")
@@ -191,10 +204,10 @@ class Slurm:
         cancel = f"to cancel both: scancel {' '.join([*arrays, number])}"
         return f"next    {number}: takes the next decision when the round has ended; {cancel}; log in {log}"
 
-    def directives(self, directory: Path, tasks: int, config: Config, after: str | None = None) -> list[str]:
+    def directives(self, directory: Path, tasks: int, config: Config, after: Sequence[str] = ()) -> list[str]:
         """Return sbatch's options for an array of `tasks` tasks that execute runs like this one.
 
-        The array's files are in `directory`. The array begins when the array `after` has ended.
+        The array's files are in `directory`. The array begins when the arrays `after` have ended.
         """
         processes = self._processes(config) // self.nodes
         ranks = processes if self.nodes > 1 else 1  # on one node the run starts its processes itself
@@ -218,7 +231,7 @@ class Slurm:
         }
         if after:
             others = [str(options["dependency"])] if "dependency" in options else []
-            given["dependency"] = ",".join([f"afterany:{after}", *others])
+            given["dependency"] = ",".join([f"afterany:{':'.join(after)}", *others])
         if self.gpus is None and {"gres", "gpus", "gpus-per-task", "gpus-per-node"} & options.keys():
             given["gpus-per-node"] = options.get("gpus-per-node")  # another option asks for GPUs
         given = {name: value for name, value in given.items() if value is not None and value is not False}
@@ -270,11 +283,12 @@ class Slurm:
         if not groups:
             return
         per_task = self._per_task(groups)
+        earlier = self._earlier_arrays(runs)
         submission, lines = Submission(groups[0][0].path.parents[1]), []
         directory, arrays = submission.directory, submission.arrays
         try:
             for number, folders in enumerate(groups):
-                before = arrays[-1] if arrays and self.at_once else None
+                before = (arrays[-1:] or earlier) if self.at_once else []
                 tasks = {folder: place // per_task for place, folder in enumerate(folders)}
                 config = runs[folders[0]]
                 script = batch_script(
@@ -287,7 +301,8 @@ class Slurm:
                     several_runs=per_task > 1,
                     fail_fast=config.fail_fast,
                 )
-                lines.append(submission.submit(str(number), script, tasks))
+                after = f"; begins after {listed(before)} (launcher.at_once={self.at_once})" if before else ""
+                lines.append(submission.submit(str(number), script, tasks) + after)
             if self.report:
                 lines.append(submission.submit_report(self._cpu_directives(directory, REPORT), self.setup or ()))
         except UserError as error:
@@ -295,6 +310,12 @@ class Slurm:
         finally:  # also after Ctrl-C
             jobs += [*arrays, *filter(None, [submission.report])]
         print("\n".join(lines), flush=True)
+
+    def _earlier_arrays(self, runs: Mapping[RunFolder, Config]) -> list[str]:
+        """Return the arrays of earlier commands for the same sweep, after which `at_once` lets a new one begin."""
+        folder, config = next(iter(runs.items()))
+        is_sweep = config.sweep is not None or config.name is not None  # other runs share a folder by chance
+        return arrays_of(folder.path.parents[1]) if self.at_once and is_sweep else []
 
     def _cpu_directives(self, directory: Path, verb: str) -> list[str]:
         """Return sbatch's options for a job that trains nothing: only those that a cluster may demand of every job."""

@@ -142,6 +142,13 @@ def _tasks() -> dict[str, QueuedTask]:
     return tasks
 
 
+def arrays_of(sweep: Path) -> list[str]:
+    """Return the numbers of the arrays in the queue that execute runs of the sweep in this folder."""
+    own = (sweep / FILES).resolve()
+    names = (name for name, task in _tasks().items() if "_" in name and task.script.resolve().is_relative_to(own))
+    return sorted({name.partition("_")[0] for name in names}, key=int)
+
+
 def _runs_of(tasks: dict[str, QueuedTask]) -> dict[str, str]:
     """Return the name of the task that executes or will execute each run, by the run's `row_name`.
 

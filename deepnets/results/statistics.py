@@ -236,7 +236,10 @@ def compare_rows(rows: Sequence[Errors]) -> list[Comparison]:
 
 
 def compare_pairs(pairs: Sequence[tuple[Errors, Errors]]) -> list[Comparison]:
-    """Compare each pair by Welch's test, corrected for the number of pairs; the smallest p comes first."""
+    """Compare each pair by Welch's test, corrected for the number of tested pairs; the smallest p comes first.
+
+    A run gives the same bits again, so rows of equal errors are the same experiment, of which there is nothing to test.
+    """
     reasons = [_why_not(first.values, second.values) for first, second in pairs]
     tested = [pair for pair, why_not in zip(pairs, reasons, strict=True) if not why_not]
     values = [(first.values, second.values) for first, second in tested]
@@ -283,7 +286,7 @@ def _why_not(first: Sequence[float], second: Sequence[float]) -> str:
     if len(set(first)) == len(set(second)) == 1:
         return "no spread between seeds"
     if tuple(first) == tuple(second):
-        return "equal errors, seed by seed"
+        return "equal errors: the same runs"
     return ""
 
 

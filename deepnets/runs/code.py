@@ -38,9 +38,8 @@ def code_of(config: Config) -> Code | None:
     sources = sources_of(config)
     if not sources:
         return None
-    modules = {
-        name: _hash(_read(source)) if isinstance(source, Path) else source for name, source in sorted(sources.items())
-    }
+    files = sorted(sources.items())
+    modules = {name: _hash(_read(source)) if isinstance(source, Path) else source for name, source in files}
     folders = sorted({str(source.parent) for source in sources.values() if isinstance(source, Path)}, key=len)
     return Code(hash=_joined(modules), modules=modules, commit=commit_of(Path(folders[0])) if folders else None)
 
@@ -219,18 +218,20 @@ def trained_before(folders: Sequence[RunFolder], files: str, runs: int) -> str:
     )
 
 
-def trained_before_change(folders: Sequence[RunFolder], runs: int) -> list[str]:
-    """Return a line for each group of these finished runs, of `runs` in all, whose code has changed.
-
-    Code that is not here does not count.
-    """
+def by_change(folders: Iterable[RunFolder]) -> dict[str, list[RunFolder]]:
+    """Group the runs whose code has changed since it was noted by the changed files; code that is gone is no change."""
     by_files: dict[str, list[RunFolder]] = {}
     for folder in folders:
         with suppress(UserError):  # a file of code cannot be read
             before, now = noted_code(folder), code_of(folder.config)
             if before and now and (changed := changed_files(folder, before, now)):
                 by_files.setdefault(", ".join(changed), []).append(folder)
-    return [trained_before(those, files, runs) for files, those in by_files.items()]
+    return by_files
+
+
+def trained_before_change(folders: Iterable[RunFolder], runs: int) -> list[str]:
+    """Return `trained_before` for each group of these runs, of `runs` in all, whose code has changed."""
+    return [trained_before(those, files, runs) for files, those in by_change(folders).items()]
 
 
 def code_to_execute(

@@ -4,7 +4,7 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from math import inf
@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from deepnets.config.build import check_ranges
 from deepnets.config.compose import NODES
-from deepnets.config.identity import difference, identity, identity_hash
+from deepnets.config.identity import difference, flat, identity, identity_hash
 from deepnets.config.safe_yaml import LONGEST, frozen_yaml, is_plain_node, read_frozen
 from deepnets.config.schema import CodeChoice, Config, Sweep
 from deepnets.errors import UserError
@@ -205,9 +205,14 @@ class RunFolder:
         return hashes
 
     @property
+    def has_checkpoint(self) -> bool:
+        """Whether the run has a checkpoint, from which it resumes."""
+        return any(os.path.lexists(self.path / name) for name in CHECKPOINTS)
+
+    @property
     def has_begun(self) -> bool:
         """Whether the run has a checkpoint or a job, so that the code noted in the folder may have trained it."""
-        return any(os.path.lexists(self.path / name) for name in (*CHECKPOINTS, Job.FILE))
+        return self.has_checkpoint or os.path.lexists(self.path / Job.FILE)
 
     @property
     def has_weights(self) -> bool:
@@ -240,11 +245,12 @@ class RunFolder:
                 return not difference(identity(self.config), config)
         return False
 
-    def freeze(self, config: Config, origin: Origin) -> None:
+    def freeze(self, config: Config, origin: Origin, has_begun: bool | None = None) -> None:
         """Write the run's configuration, with the settings of its execution; `overwrite` first deletes an earlier run.
 
         Trust is not frozen: the user states it again in each command that executes the folder. Only `axes`, `deep` and
-        `zip` of the sweep are frozen; reports read published numbers and claims from the sweep's file.
+        `zip` of the sweep are frozen; reports read published numbers and claims from the sweep's file. `has_begun`
+        replaces the property of this name if the caller has read the queue.
 
         Raises:
             Locked: another process executes the folder.
@@ -256,7 +262,7 @@ class RunFolder:
                 self._clear()
             if not (self.path / Origin.FILE).is_file():
                 origin.write(self.path)
-            elif config.code == CodeChoice.current or not self.has_begun:
+            elif config.code == CodeChoice.current or not (self.has_begun if has_begun is None else has_begun):
                 note_code(self.path, origin.code)
             sweep = config.sweep and Sweep(axes=config.sweep.axes, deep=config.sweep.deep, zip=config.sweep.zip)
             config = replace(config, overwrite=False, code=None, reuse=False, until=None, hours=None, sweep=sweep)
@@ -335,6 +341,17 @@ def folders_in(paths: Sequence[Path]) -> list[RunFolder]:
             raise UserError(f"{path}: no run folder in it (a run folder has a config.yaml)")
         folders |= {folder.path: folder for folder in below}
     return list(folders.values())
+
+
+def remedies_of(errors: Iterable[UserError], configs: Sequence[Config]) -> list[str]:
+    """Return lines that say what to type where folders hold runs of other settings or of other code."""
+    everywhere = set.intersection(*(set(flat(identity(config))) for config in configs))
+    lines = (
+        error.remedy if isinstance(error, OtherCode) else error.remedy_for(everywhere)
+        for error in errors
+        if isinstance(error, OtherSettings | OtherCode)
+    )
+    return list(dict.fromkeys(lines))
 
 
 def lines_by_reason(reasons: Mapping[RunFolder, str]) -> list[str]:

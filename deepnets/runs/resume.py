@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import filelock
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,7 +41,7 @@ from deepnets.runs.record import (
 )
 from deepnets.runs.start import start_from_weights
 from deepnets.runs.status import Heartbeat
-from deepnets.runs.weights import KEPT, Weights, kept_iterations, write_weights
+from deepnets.runs.weights import KEPT, Weights, write_weights
 from deepnets.system.files import opened_to_append, own_cache
 from deepnets.system.printing import print_error, print_line
 from deepnets.training.assembly import dataset_of, prepare, splits_of
@@ -379,3 +380,11 @@ def _progress(training: Training, log: Log) -> Progress:
         seconds_left=round(log.time_left(training), 1),
         seconds_idle=round(log.seconds_idle, 1),
     )
+
+
+def kept_iterations(count: int, iterations: int) -> list[int]:
+    """Return `count` iterations, log-spaced from 1 to the last: the last if `count` is 1, all if there are fewer."""
+    kept = [0]
+    for exact in np.geomspace(1, iterations, count) if count > 1 else [iterations]:
+        kept.append(min(max(round(exact), kept[-1] + 1), iterations))
+    return sorted(set(kept[1:]))

@@ -146,7 +146,7 @@ def _with_task(folder: RunFolder, state: State, answer: jobs.Answer | None) -> S
         if not reason and (answer is None or jobs.was_submitted_after(answer.asked, folder)):
             return state
         if not reason and jobs.never_began(folder, job):
-            return replace(state, name=CANCELLED, reason="in the queue")
+            return replace(state, name=CANCELLED, reason="before it began")
         return replace(state, name=WAITING, job=None, reason=f"job {job} {reason or 'is no longer in the queue'}")
     if state.name == STOPPED:  # the run has saved its state and lost nothing
         return replace(state, reason=(reason or "").partition(" before")[0] or None)

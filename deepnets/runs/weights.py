@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from omegaconf import OmegaConf
 from pydantic import BaseModel, Json, ValidationError
@@ -79,20 +78,23 @@ class Weights:
         return model.eval()
 
 
-def read_weights(folder: str | Path, allow_previous: bool = False, iteration: int | None = None) -> Weights:
+def read_weights(
+    folder: str | Path, allow_previous: bool = False, iteration: int | None = None, builds: bool = True
+) -> Weights:
     """Read a run's weights from its newest intact checkpoint or, if it has none at all, from `weights.safetensors`.
 
     This prints the weights' iteration. `allow_previous` accepts weights of an earlier iteration than the result's. With
-    `iteration`, this instead reads the weights that keep_checkpoints=N has kept of this iteration.
+    `iteration`, this instead reads the weights that keep_checkpoints=N has kept of this iteration. `builds` says that
+    the caller builds the network, which executes the user's own code.
 
     Raises:
-        OtherCode: the user's own code has changed since the run began, and neither version was chosen.
+        OtherCode: `builds`, the user's own code has changed since the run began, and neither version was chosen.
         UserError: the folder is not a run folder, or its weights are missing, damaged, of another run, or of another
             iteration than asked for.
     """
     run_folder = RunFolder(folder)
     config = run_folder.config
-    code, trained_by = code_to_execute(run_folder, config, CODE_WORDS), noted_code(run_folder)
+    code, trained_by = code_to_execute(run_folder, config, CODE_WORDS) if builds else None, noted_code(run_folder)
     state, damaged = load_checked(run_folder, config) if iteration is None else (None, {})
     if iteration is not None:
         weights, name = _read_kept(run_folder, config, iteration), KEPT.format(iteration)
@@ -120,7 +122,7 @@ def read_weights(folder: str | Path, allow_previous: bool = False, iteration: in
     if iteration is None:
         line = _iteration_line(run_folder, weights, name, damaged, allow_previous)
     if (noted := weights.code) and not trained_by:  # an exported folder
-        code, trained_by = code_to_execute(run_folder, config, CODE_WORDS, noted), noted
+        code, trained_by = code_to_execute(run_folder, config, CODE_WORDS, noted) if builds else None, noted
     changed = changed_files(run_folder, trained_by, code) if code and trained_by else []
     remarks = [f"your code has changed since the run began: {', '.join(changed)}"] * bool(changed)
     print_line("\n".join([f"{run_folder}: {line}", *remarks, *described(damaged)]))
@@ -172,14 +174,6 @@ def _iteration_line(
             "weights_sha256 in result.json. Restore the run's own file, or train the run again with overwrite=true"
         )
     return f"weights of iteration {last}, the last"
-
-
-def kept_iterations(count: int, iterations: int) -> list[int]:
-    """Return `count` iterations, log-spaced from 1 to the last: the last if `count` is 1, all if there are fewer."""
-    kept = [0]
-    for exact in np.geomspace(1, iterations, count) if count > 1 else [iterations]:
-        kept.append(min(max(round(exact), kept[-1] + 1), iterations))
-    return sorted(set(kept[1:]))
 
 
 def kept_files(folder: Path) -> dict[int, Path]:

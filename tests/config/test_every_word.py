@@ -49,7 +49,8 @@ SWEEPS = [[], [], [], ["sweep=digits_shortcuts"], ["-m", "seed=0,1"], ["scale=mi
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["sweep.axes=[]"], "sweep.axes=[]: a key here lies below one that has no value"),
+        (["sweep.zip=[]"], "sweep.zip=[]: no sweep is chosen; add sweep=NAME; `rows` and `zip` stand below `sweep:`"),
+        (["zip=1"], "zip: no such key; add sweep=NAME; `rows` and `zip` stand below `sweep:` in its file"),
         (["sweep=digits_shortcuts", "iterations.a=1"], "iterations.a"),
         (["iterations=10"], "'epochs=164 iterations=null' or 'epochs=null iterations=10'"),
         (["--nope"], "unrecognized arguments: --nope; options are written as key=value"),

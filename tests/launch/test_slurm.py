@@ -233,7 +233,7 @@ def test_a_grid_becomes_one_array_and_ctrl_c_leaves_it(grid: dict[str, Any]) -> 
 
 
 def test_a_cancelled_run_is_not_queued(grid: dict[str, Any]) -> None:
-    assert grid["cancelled"] == ["cancelled", "in the queue"]
+    assert grid["cancelled"] == ["cancelled", "before it began"]
 
 
 def test_yaml_edited_meanwhile_does_not_reach_queued_rows(grid: dict[str, Any]) -> None:

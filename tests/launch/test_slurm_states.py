@@ -90,7 +90,7 @@ def test_what_slurm_did_with_a_run_is_told_apart(ends: dict[str, Any]) -> None:
         "n": ends["then"]["n"],
         "r": ["stopped", "queued again: BeginTime"],
         "h": held,
-        "x": ["cancelled", "in the queue"],
+        "x": ["cancelled", "before it began"],
     }
     assert {name: state for name, (state, _) in ends["at last"].items()} == {
         "c": "cancelled",

@@ -126,7 +126,7 @@ def test_pairs_without_a_claim_do_not_count_for_the_correction() -> None:
 def test_rows_of_equal_errors_do_not_count_for_the_correction() -> None:
     tested, equal = compare_pairs([(Errors("a", FIRST), Errors("b", FIRST)), (Errors("a", FIRST), Errors("c", SECOND))])
     assert (tested.second, tested.p_corrected) == ("c", tested.p)
-    assert (equal.second, equal.answer) == ("b", "equal errors, seed by seed")
+    assert (equal.second, equal.answer) == ("b", "equal errors: the same runs")
 
 
 def test_a_small_difference_is_not_claimed() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 from deepnets.config.trust import choosing_code, trusting
 from deepnets.errors import UserError
@@ -359,6 +360,14 @@ def test_code_that_changes_while_a_run_is_unfinished(project: Path, tmp_path: Pa
         )
         assert done.returncode == 1
         assert reason in done.stderr
+
+    clean = [sys.executable, "-m", "deepnets", "clean", str(root), "--yes", "--keep-weights"]  # it executes no code
+    done = subprocess.run(clean, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stdout
+    assert not list(folder.glob("checkpoint*"))
+    kept = load_file(folder / "weights.safetensors")
+    assert kept.keys() == reference.keys()
+    assert all(torch.equal(tensor, reference[key]) for key, tensor in kept.items())
 
 
 @pytest.mark.slow

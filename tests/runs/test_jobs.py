@@ -115,7 +115,7 @@ def test_a_task_that_is_newer_than_slurms_answer_is_queued(folder: RunFolder, mo
     monkeypatch.setattr(jobs, "ANSWER_SECONDS", 1e6)  # so that one answer serves all
     now.write(folder.path)
     (folder.path / "job.json").touch()
-    assert told(folder) == ("cancelled", "in the queue")
+    assert told(folder) == ("cancelled", "before it began")
     now.write(folder.path)
     (state,) = read_states([folder]).values()
     assert (state.name, state.reason) == ("queued", None)

@@ -19,8 +19,8 @@ from deepnets.runs import checkpoint
 from deepnets.runs.contents import Origin
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
-from deepnets.runs.resume import Execution, session
-from deepnets.runs.weights import kept_files, kept_iterations, read_state
+from deepnets.runs.resume import Execution, kept_iterations, session
+from deepnets.runs.weights import kept_files, read_state
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import fit
 from tests.analyzing import analyze
