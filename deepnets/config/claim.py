@@ -139,6 +139,7 @@ def registered_on_file(folder: Path) -> tuple[tuple[str, Registered], ...]:
     return tuple((sweep, claim) for sweep, claim in claims if isinstance(claim, Registered) and claim.test)
 
 
+@cache
 def claims_on_file(folder: Path) -> tuple[str, ...]:
     """Return every claim of all sweep files in a folder, as SWEEP/HASH."""
     return tuple(f"{sweep}/{claim.hash}" for sweep, claim in all_claims(folder))

@@ -147,7 +147,10 @@ def value_at_scale(file: Path, key: str, scale: str) -> Any:
         UserError: as `sweep_of`.
     """
     OmegaConf.register_new_resolver("at_scale", at_scale, replace=True)
-    content = OmegaConf.create(_content(file) | {"scale": {"name": scale}})
+    settings = _content(file) | {"scale": {"name": scale}}
+    if isinstance(sweep := settings.get("sweep"), dict):
+        settings["sweep"] = {name: value for name, value in sweep.items() if name != "claims"}  # these are long
+    content = OmegaConf.create(settings)
     try:
         value = OmegaConf.select(content, key)
         return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value

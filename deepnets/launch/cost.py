@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy
 import torch
 from pydantic import TypeAdapter
 from torch import Tensor, UntypedStorage
@@ -98,7 +97,7 @@ def _estimated(paces: list[Pace], macs: int) -> Pace:
 
     def at(seconds: list[float]) -> float:
         means = np.bincount(places, np.log(seconds)) / counts
-        fitted = scipy.optimize.isotonic_regression(means, weights=counts).x
+        fitted = (np.maximum.accumulate(means) + np.minimum.accumulate(means[::-1])[::-1]) / 2
         return float(np.exp(np.interp(x, known, fitted) + min(x - known[0], 0) + max(x - known[-1], 0)))
 
     training, evaluation = at([pace.training for pace in paces]), at([pace.evaluation for pace in paces])

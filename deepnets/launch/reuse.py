@@ -75,8 +75,10 @@ def _finished(root: Path) -> dict[str, list[RunFolder]]:
     runs: dict[str, list[RunFolder]] = {}
     for folder in run_folders(root):
         with suppress(Unreadable):
+            if not folder.origin.command:
+                continue
             result = folder.result
-            if result and result.status == FINISHED and result.identity and folder.origin.command:
+            if result and result.status == FINISHED and result.identity:
                 runs.setdefault(result.identity, []).append(folder)
     return runs
 

@@ -16,7 +16,6 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
-from torch.utils.flop_counter import FlopCounterMode
 
 from deepnets.config.build import TARGETS, targets_in
 from deepnets.config.project import PACKAGE
@@ -160,6 +159,8 @@ def try_out(model: nn.Module, shape: tuple[int, int, int]) -> None:
 
 
 def _counted(model: nn.Module, shapes: list[tuple[int, int, int]]) -> NetworkSize:
+    from torch.utils.flop_counter import FlopCounterMode  # imports triton, which no size that is remembered needs
+
     with FlopCounterMode(display=False) as counter:
         try_out(model, shapes[0])
     for shape in shapes[1:]:
