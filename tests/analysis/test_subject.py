@@ -1,13 +1,16 @@
-"""What is analysed: which images, in which order, and from which folder."""
+"""What is analysed: which images, in which order, and from which folder; and how figures label the networks."""
 
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
-from deepnets.analysis.commands.subject import Subject, _names, one_batch, subject_of
+from deepnets.analysis.commands.subject import Subject, _names, names_apart, one_batch, subject_of
+from deepnets.config.schema import Sweep
 from deepnets.errors import UserError
 from deepnets.runs.contents import Origin
 from deepnets.runs.execute import run
@@ -72,3 +75,28 @@ def test_run_folders_are_told_apart_by_as_much_of_their_paths_as_it_takes(tmp_pa
     assert _names([f"{tmp_path}/a/t/x/seed0", f"{tmp_path}/b/t/x/seed0"]) == ["a/t/x/seed0", "b/t/x/seed0"]
     with pytest.raises(UserError, match="a run folder is named twice"):
         _names([f"{tmp_path}/x/seed0", f"{tmp_path}/x/../x/seed0"])
+
+
+def labels(tmp_path: Path, *names: str, axes: tuple[str, ...] = ()) -> list[str]:
+    config = replace(row(tmp_path).config, sweep=Sweep(axes=[*axes]))
+    return names_apart([Subject(name, nn.Identity(), config, tmp_path, True, torch.device("cpu")) for name in names])
+
+
+def test_a_label_is_what_the_names_do_not_share_and_names_the_axis_of_a_number(tmp_path: Path) -> None:
+    axes = ("model/shortcut", "model.depth")
+    assert labels(tmp_path, "none,8/seed0", "identity,8/seed0", axes=axes) == ["none", "identity"]
+    assert labels(tmp_path, "none,8/seed0", "none,14/seed0", axes=axes) == ["depth=8", "depth=14"]
+    assert labels(tmp_path, "none,8/seed0", "none,8/seed1", axes=axes) == ["seed0", "seed1"]
+    switches = ("model.zero_init",)
+    assert labels(tmp_path, "a/true/seed0", "a/false/seed0", axes=switches) == ["zero_init=true", "zero_init=false"]
+    assert labels(tmp_path, "1e-4/seed0,iteration 5", "-0.5/seed0,iteration 5", axes=("loss.weight",)) == [
+        "weight=1e-4",
+        "weight=-0.5",
+    ]
+
+
+def test_labels_of_runs_outside_of_sweeps_are_parts_of_their_names(tmp_path: Path) -> None:
+    assert labels(tmp_path, "resnet,depth=8/seed0", "resnet,depth=14/seed0") == ["depth=8", "depth=14"]
+    assert labels(tmp_path, "8/seed0", "14/seed0") == ["8", "14"]
+    assert labels(tmp_path, "a/seed0, untrained") == ["a/seed0, untrained"]
+    assert labels(tmp_path, "") == [""]

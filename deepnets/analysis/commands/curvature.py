@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.draws < 2 or not arguments.tolerance > 0:
         raise UserError("--draws must be at least 2, and --tolerance above 0")
     subjects = subjects_of(arguments)
-    labels = names_apart([subject.name for subject in subjects])
+    labels = names_apart(subjects)
     rows = []
     with Output("curvature", subjects[0].folder, arguments) as output:
         figure = new_figure(3)

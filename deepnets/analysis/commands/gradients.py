@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> None:
     if orderings and not isinstance(subjects[0].model, ResNet):
         raise UserError(f"--orderings {arguments.orderings}: only networks of model=resnet have them")
     with Output("gradients", subjects[0].folder, arguments) as output:
-        labels = names_apart([subject.name for subject in subjects])
+        labels = names_apart(subjects)
         pairs = zip(subjects, labels, strict=True)
         snapshots: list[Snapshot] = []
         measured: list[Config] = []  # several iterations of a run share its fresh network

@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> None:
 def _surfaces(subjects: list[Subject], arguments: argparse.Namespace, output: Output, saved: Saved) -> None:
     places = np.linspace(-arguments.range, arguments.range, arguments.points)
     losses, rows = {}, []
-    labels = names_apart([subject.name for subject in subjects])
+    labels = names_apart(subjects)
     for subject, label in zip(subjects, labels, strict=True):
         generator = torch.Generator().manual_seed(arguments.seed)
         weights = dict(subject.model.named_parameters())

@@ -119,7 +119,7 @@ class Lesioned:
 
 def _name_apart(nets: Sequence[Lesioned]) -> None:
     """Label each net by the part of its name that is not shared by all, and by its split if the splits differ."""
-    for net, label in zip(nets, names_apart([net.name for net in nets]), strict=True):
+    for net, label in zip(nets, names_apart([net.subject for net in nets]), strict=True):
         net.label = label
         if len({other.split for other in nets}) > 1:
             net.label += f" ({net.split})"

@@ -219,7 +219,7 @@ def _correlations_figure(correlations: Mapping[Key, GradientMoments]) -> Figure:
 def _measure_subjects(arguments: argparse.Namespace) -> None:
     """Measure the subjects' gradients along lines between two images, and compare them with noise."""
     subjects = subjects_of(arguments)
-    labels = names_apart([subject.name for subject in subjects])
+    labels = names_apart(subjects)
     with Output("shattering", subjects[0].folder, arguments) as output:
         with output.saved(*(subject.settled() for subject in subjects)) as saved:
             gradients = [_line_gradients(subject, arguments, saved) for subject in subjects]

@@ -17,7 +17,7 @@ from deepnets.analysis.walk import check_parts, recalibrate_batchnorm
 from deepnets.command import add_trust_option, add_weights_options, filled
 from deepnets.config.compose import compose
 from deepnets.config.project import CONF
-from deepnets.config.schema import Config
+from deepnets.config.schema import Config, Sweep
 from deepnets.config.trust import trusted_search
 from deepnets.data.batches import EvaluationBatches
 from deepnets.errors import UserError, printable
@@ -28,6 +28,8 @@ from deepnets.runs.start import start_from_weights
 from deepnets.training.assembly import dataset_of, model_of, splits_of
 from deepnets.training.checks import has_own_classes
 from deepnets.training.hardware import find_device, set_arithmetic
+
+NUMBER = re.compile(r"-?[\d.]+(e[+-]?\d+)?|true|false|null", re.IGNORECASE)  # says nothing without its axis
 
 
 @dataclass(frozen=True)
@@ -139,8 +141,12 @@ def one_batch(subject: Subject, images: int, split: str = "train") -> tuple[Tens
     return x, labels
 
 
-def names_apart(names: Sequence[str]) -> list[str]:
-    """Return each name without the parts, between commas and slashes, that all names share."""
+def names_apart(subjects: Sequence[Subject]) -> list[str]:
+    """Return each subject's name without the parts, between commas and slashes, that all names share.
+
+    A number or a switch in the name of a sweep's row is written with the last word of its axis: `depth=8`.
+    """
+    names = [_with_axes(subject.name, subject.config.sweep) for subject in subjects]
     split = [re.split("[,/]", name) for name in names]
     shared = set.intersection(*map(set, split))
     return [
@@ -185,6 +191,16 @@ def model_option(group: str, name: str) -> dict[str, Any]:
     keys: set[Any] = set(OmegaConf.load(folder / f"{name}.yaml")) - {"defaults"}
     model = compose(["model=resnet20", f"model/{group}={name}"]).config.model
     return {key: value for key, value in model.items() if key in keys}
+
+
+def _with_axes(name: str, sweep: Sweep | None) -> str:
+    *above, row, seed = ["", *name.split("/")]
+    if sweep and len(values := row.split(",")) == len(sweep.axes):
+        row = ",".join(
+            f"{axis.rpartition('.')[2]}={value}" if NUMBER.fullmatch(value) else value
+            for axis, value in zip(sweep.axes, values, strict=True)
+        )
+    return "/".join([*above, row, seed]).removeprefix("/")
 
 
 def _is_folder(word: str) -> bool:
