@@ -152,7 +152,7 @@ finally:
         [sys.executable, "-c", program, *words], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
-    lines = [line for line in done.stderr.splitlines() if not line.startswith("rows composed: ")]  # if it takes 2 s
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("runs composed: ")]  # if it takes 2 s
     assert len(lines) == 1
     assert lines[0].startswith("error: ")
 

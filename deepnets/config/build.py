@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import is_dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from hydra._internal.utils import _locate  # hydra.utils.get_object, which also prints its errors
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -249,8 +249,10 @@ def _check(
         allowed = ", ".join(name for name in parameters if name not in runtime) or "none"
         raise UserError(f"{where}: unknown key {brief(unknown[0])}; {target} takes: {allowed}")
     for key, value in arguments.items():
-        _check_nested(f"{where}.{key}", value, get_origin(annotations.get(key)) is Callable)
-        if key in annotations and not (isinstance(value, dict) and "_target_" in value):
+        are_called = _holds_callables(annotations.get(key))
+        _check_nested(f"{where}.{key}", value, are_called)
+        is_node = isinstance(value, dict) and ("_target_" in value or (are_called and any(targets_in(value))))
+        if key in annotations and not is_node:
             _check_type(f"{where}.{key}", value, annotations[key])
     if not takes_any and not parameters.keys() >= {*runtime}:
         takes = f"it takes {', '.join(parameters) or 'nothing'}"
@@ -274,13 +276,18 @@ def _check(
         raise UserError(f"{where}: missing: {', '.join(missing)}; {needs}")
 
 
+def _holds_callables(annotation: Any) -> bool:
+    """Return whether the annotation is a Callable, or contains one, as a mapping of names to callables does."""
+    return get_origin(annotation) is Callable or any(map(_holds_callables, get_args(annotation)))
+
+
 def _check_nested(where: str, value: Any, is_called: bool = False) -> None:
     """Check every node inside a value, also in nested lists and dictionaries, because `build` calls all of them."""
     if isinstance(value, dict) and "_target_" in value:
         _check(where, value, (), nested=True, is_called=is_called)
     elif isinstance(value, dict):
         for key, inner in value.items():
-            _check_nested(f"{where}.{key}", inner)
+            _check_nested(f"{where}.{key}", inner, is_called)
     elif isinstance(value, list):
         for index, inner in enumerate(value):
             _check_nested(f"{where}[{index}]", inner)
@@ -298,6 +305,8 @@ def _check_type(where: str, value: Any, annotation: Any, strict: bool = True) ->
         inner = where.rpartition(".")[2]
         if is_option and isinstance(first["input"], dict) and inner in first["input"]:
             reason = f"its file lacks the first line `# @package {where.rpartition('.')[0]}`"
+        elif is_option and first["loc"] and isinstance(value, dict):
+            reason = "must be a node, {_target_: MODULE.CLASS}"
         else:
             reason = f"choose an option by {where.replace('.', '/')}=NAME" if is_option else _plainer(first["msg"])
         raise UserError(f"{where}{path}: got {brief(first['input'])}; {reason}") from None

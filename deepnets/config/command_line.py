@@ -198,8 +198,8 @@ def _rows(words: Sequence[str], multirun: bool, search: Search) -> list[Row]:
     is_grid = multirun or shared.hydra.mode == RunMode.MULTIRUN or (is_table and shared.hydra.mode is None)
     if not (is_grid or sweep.zip or sweep.exclude or sweep.union):
         if shared.config.sweep and params and not is_table:
-            name = f"sweep={shared.choices['sweep']}"
-            raise UserError(f"{name}: its hydra.sweeper.params make no rows; add `mode: MULTIRUN` below its `hydra:`")
+            reason = "its hydra.sweeper.params make no rows; add `mode: MULTIRUN` below its `hydra:`"
+            raise UserError(f"sweep={shared.choices['sweep']}: {reason}")
         return [compose(words, search)]
     # This search includes the folders that hydra.searchpath names.
     search = search_of(shared.hydra, search.defaults)
@@ -212,7 +212,7 @@ def _rows(words: Sequence[str], multirun: bool, search: Search) -> list[Row]:
         settings = OmegaConf.to_container(composed((*hydra_words, *chosen), search).config, resolve=False)
         task = [_with_commas(word, settings) for word in task]
     rows = rows_of(params, sweep, task, search)
-    return [_composed(hydra_words, row, search) for row in with_progress(rows, "rows composed")]
+    return [_composed(hydra_words, row, search) for row in with_progress(rows, "runs composed")]
 
 
 def _composed(hydra_words: list[str], words: list[str], search: Search) -> Row:
@@ -381,20 +381,20 @@ def _help_page(overrides: Sequence[str], search: Search) -> str | None:
 
     Hydra would take half a second to list the groups, because it copies its repository of options for each group.
     """
-    before, groups, after = composed(tuple(overrides), search).hydra.help.template.partition("$APP_CONFIG_GROUPS")
+    composition = composed(tuple(overrides), search)
+    before, groups, after = composition.hydra.help.template.partition("$APP_CONFIG_GROUPS")
     if not groups or "$" in before + after:
         return None
     with searching(search), initialize_config_dir(str(CONF), version_base="1.3"):
         loader: Any = GlobalHydra.instance().config_loader()
-        lines = sorted(_groups(loader.repository))
-    return before + "".join(f"{group}: {', '.join(options)}\n" for group, options in lines) + after
+        lines = dict(_groups(loader.repository, composition.choices))
+    return before + "".join(lines[group] for group in sorted(lines)) + after
 
 
-def _groups(repository: Any, parent: str = "") -> Iterator[tuple[str, list[str]]]:
-    """Yield the groups of options below `parent` that are not Hydra's own, each with its options."""
+def _groups(repository: Any, chosen: dict[str, str], parent: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each group below `parent` that is not Hydra's own, and the line of its options, where * marks a choice."""
     for name in repository.get_group_options(parent, ObjectType.GROUP):
-        group = f"{parent}/{name}".lstrip("/")
-        if group != "hydra":
-            if options := repository.get_group_options(group, ObjectType.CONFIG):
-                yield group, sorted(options)
-            yield from _groups(repository, group)
+        if (group := f"{parent}/{name}".lstrip("/")) != "hydra":
+            if options := sorted(repository.get_group_options(group, ObjectType.CONFIG)):
+                yield group, f"{group}: {', '.join(o + '*' * (o == chosen.get(group)) for o in options)}\n"
+            yield from _groups(repository, chosen, group)

@@ -1,7 +1,10 @@
 """Builds the layers that a configuration names, such as "conv", "bn" and "relu"."""
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +13,7 @@ from torch.nn.functional import conv2d, relu
 from deepnets.models.batchnorm import BatchNorm, GhostBatchNorm
 
 WEIGHTS = ("conv", "linear")
+NAMES = (*WEIGHTS, "bn", "relu", "crelu", "tanh", "shift", "dropout", "avg_pool", "max_pool")
 SUBLAYERS = ("sublayer", "attention", "mlp")  # layers of transformers; "sublayer" stands for "attention" or "mlp"
 
 
@@ -81,8 +85,8 @@ class Layers:
 
     `conv_bias` says whether convolutions have a bias. In front of batch normalisation it has no effect; fb.resnet.torch
     omits it, others keep it. "bn" normalises groups of at most `batchnorm_images` images, or the whole batch if None.
-    `dropout` is the rate of "dropout". `further` holds the layers that only one family of nets has: it maps a
-    layer's name to a function that builds the layer for a number of channels.
+    `dropout` is the rate of "dropout". `further` holds other layers, of one family of nets or of the user: it maps a
+    layer's name to a function that builds the layer for a number of channels. A name of ours then stands for this one.
     """
 
     conv_bias: bool
@@ -146,5 +150,31 @@ class Layers:
                 "layer 'sublayer' stands for attention or MLP: only transformers (model=vit) have them; choose a "
                 "model/ordering other than pre_norm and post_norm"
             )
-        names = ["conv", "linear", "bn", "relu", "crelu", "tanh", "shift", "dropout", "avg_pool", *self.further]
-        raise ValueError(f"unknown layer {name!r}; choose from {', '.join(names)} and max_pool")
+        raise self._unknown(name)
+
+    def check_names(self, names: Sequence[str]) -> None:
+        """Raise ValueError if a layer has none of these names."""
+        for name in names:
+            if name not in (*NAMES, *SUBLAYERS, *self.further):
+                raise self._unknown(name)
+
+    def _unknown(self, name: str) -> ValueError:
+        return ValueError(f"unknown layer {name!r}; choose from {', '.join((*NAMES, *self.further))}")
+
+
+def own_layers_of(nodes: Mapping[str, Any]) -> dict[str, Callable[[int], nn.Module]]:
+    """Return how to build each layer of the user's own classes for a number of channels.
+
+    A module is copied for each place in which it stands; something else is called with `channels`. Such a layer keeps
+    the shape of its input. Raises ValueError for something that cannot be called, and for a name with weights.
+    """
+    for name, node in nodes.items():
+        if name in WEIGHTS:
+            raise ValueError(f"own_layers.{name}: a layer with weights cannot be replaced; choose another name")
+        if not callable(node):
+            raise ValueError(f"own_layers.{name} is {node!r}; it must be a node with the _target_ of your class")
+    return {name: partial(_own_layer, node) for name, node in nodes.items()}
+
+
+def _own_layer(node: Callable[..., nn.Module], channels: int) -> nn.Module:
+    return deepcopy(node) if isinstance(node, nn.Module) else node(channels=channels)

@@ -49,6 +49,12 @@ class ShortcutShape:
     unit: int = 1
     units: int = 1
 
+    @classmethod
+    def between(cls, inputs: int, outputs: int, *, stride: int = 1, unit: int = 1, units: int = 1) -> "ShortcutShape":
+        """Describe a shortcut in a user's own network; where the shape changes, `resized` is a 1x1 convolution."""
+        layers = Layers(conv_bias=False, batchnorm_images=None)
+        return cls(inputs, outputs, (Conv(outputs, 3, stride),), "projection", ("conv",), layers, unit, units)
+
     @property
     def stride(self) -> int:
         """The factor by which the branch reduces the height and the width of x."""

@@ -1,13 +1,13 @@
 """Residual networks; with other shortcuts they are plain or gated networks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Literal
 
 from torch import nn
 
 from deepnets.models.initialization import Initialization
-from deepnets.models.layers import Conv, Layers, channels_after
+from deepnets.models.layers import Conv, Layers, channels_after, own_layers_of
 from deepnets.models.network import UnitNetwork
 from deepnets.models.resize import Resize
 from deepnets.models.survival import Survival
@@ -24,7 +24,8 @@ class ResNet(UnitNetwork):
 
     In a stage's first unit, shortcut and branch both read the activated x (2016, appendix); with `opening` raw, the
     shortcut reads x itself. Dropout with rate `dropout` precedes each convolution of a branch except its first:
-    Zagoruyko and Komodakis 2016, "Wide residual networks".
+    Zagoruyko and Komodakis 2016, "Wide residual networks". `own_layers` names layers of the user's own classes, for
+    `layer`, `after` and `stem`; a name of ours then stands for the user's layer, as in `relu`.
 
     Raises ValueError if `widths` is empty, if `stem` does not hold exactly one conv, or if units_of_stages, Ordering,
     Block, Layers, UnitDesign, ShortcutShape or UnitNetwork.complete raises it.
@@ -56,14 +57,16 @@ class ResNet(UnitNetwork):
         initialization: Initialization | str,
         shape: tuple[int, int, int],
         classes: int,
+        own_layers: Mapping[str, Callable[..., nn.Module]] | None = None,
     ) -> None:
         super().__init__()
         if not widths:
             raise ValueError("widths: [] given; give one number per stage, e.g. [16, 32, 64]")
         stem_width = widths[0] if stem_width is None else stem_width
+        layers = Layers(conv_bias, batchnorm_images, dropout, own_layers_of(own_layers or {}))
+        layers.check_names([*layer, *after])
         ordering = Ordering(tuple(layer), tuple(after))
         block = Block(tuple(kernels), expansion, strided_kernel, groups)
-        layers = Layers(conv_bias, batchnorm_images, dropout)
         units = units_of_stages(depth, units, stages=len(widths), kernels=len(kernels))
         drops = bool(dropout) and "dropout" not in layer
         design = UnitDesign(ordering, layers, shortcut, resize, units=sum(units), grows=True, drops=drops)

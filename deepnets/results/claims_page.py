@@ -36,9 +36,9 @@ CLAIM_HEADER = (
     "error",
     "place",
     "n",
+    "seeds tested",
     "difference",
     "interval",
-    "look",
     "p (Holm)",
     "test set",
     "P",
@@ -114,7 +114,7 @@ def claim_answers(table: Table, most: int) -> list[str]:
 
 def claim_line(finding: AnyFinding) -> tuple[str, ...]:
     """Return the cells of a line under `CLAIM_HEADER`."""
-    before = f" ({finding.seen_before} seen before)" if finding.seen_before else ""
+    before = f" ({finding.seen_before} of {sum(finding.seeds)} seen before)" if finding.seen_before else ""
     interval = f"{signed(finding.interval[0])} to {signed(finding.interval[1])}" if finding.interval else NOTHING
     return (
         _what(finding),
@@ -122,9 +122,9 @@ def claim_line(finding: AnyFinding) -> tuple[str, ...]:
         finding.number,
         finding.claim.place,
         ", ".join(map(str, finding.seeds)) + before,
+        str(finding.looks[-1].seeds) if finding.looks else "",
         signed(finding.difference),
         interval,
-        str(finding.looks[-1].seeds) if finding.looks else "",
         NOTHING if finding.p_holm is None else f"{finding.p_holm:.2g}",
         percent(finding.image_noise),
         percent(finding.superiority),

@@ -65,7 +65,8 @@ def compare_runs(first: Path, second: Path) -> Compared | None:
     seeds = [run for path, run in runs.items() if path in row and run is not mine and _is_seed_of(record, run)]
     errors = [_finite(run) for run in seeds]
     warnings = tuple(f"cannot be read: {file}" for run in (record, mine) for file in run.broken)
-    names = (f"record: {record.folder}", f"mine:   {mine.folder}")
+    several = [f", one of {len(side)} seeds" if len(side) > 1 else "" for side in sides]
+    names = (f"record: {record.folder}{several[0]}", f"mine:   {mine.folder}{several[1]}")
     return Compared(names, _sheet(record, mine, groups, errors), _sentence(record, mine, groups, errors), warnings)
 
 

@@ -35,7 +35,7 @@ from deepnets.results.table import (
     result_sheets,
     tables_of,
 )
-from deepnets.runs.code import FOLDER, replaced_versions, trained_before_change
+from deepnets.runs.code import FOLDER, by_change, replaced_versions
 from deepnets.runs.folder import RunFolder
 from deepnets.system.files import make_own_folder, writing
 from deepnets.system.printing import (
@@ -87,8 +87,7 @@ def report(
     for table, sheets in zip(tables, comparisons, strict=True):
         _print_table(console, table, sheets if full else None)
         ended = [run.folder for column in table.columns for run in column.runs if run.has_ended and run.code]
-        lines = [*trained_before_change(ended, len(ended)), *_looked_at_before(table)]
-        changes += [f"{table.name}: {line}" for line in lines]
+        changes += [f"{table.name}: {line}" for line in (*_of_earlier_code(ended), *_looked_at_before(table))]
     for line in changes:
         console.print(as_text(f"warning: {line}", style="yellow"), soft_wrap=True)
     for kind, file in exports.items():
@@ -237,6 +236,13 @@ def _print_table(console: Console, table: Table, comparisons: Sequence[Sheet] | 
 def _results(table: Table) -> list[Sheet]:
     overview = overview_sheet(table)
     return [*([overview] if overview else []), *result_sheets(table)]
+
+
+def _of_earlier_code(ended: Sequence[RunFolder]) -> Iterator[str]:
+    """Yield a line for the runs after which the same files of the user's code have changed."""
+    for files, runs in by_change(ended).items():
+        results, rows = f"{len(runs)} result{'s' * (len(runs) > 1)}", listed(run.path.parent.name for run in runs)
+        yield f"your code ({files}) has changed since it trained {results} of this table; rows {rows}"
 
 
 def _looked_at_before(table: Table) -> Iterator[str]:

@@ -114,7 +114,7 @@ def test_the_folder_of_a_run_needs_no_quotes(tmp_path: Path, monkeypatch: pytest
     assert (row.config.weights, row.config.dataset["root"]) == (str(place), str(place))
 
 
-def test_help_is_the_page_that_hydra_would_print(
+def test_help_is_the_page_that_hydra_would_print_with_a_mark_at_what_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "model" / "shortcut").mkdir(parents=True)
@@ -122,8 +122,10 @@ def test_help_is_the_page_that_hydra_would_print(
     monkeypatch.setattr(sys, "argv", ["scripts/train.py", f"--config-dir={tmp_path}", "model=resnet20", "--help"])
     assert rows_of_command() == []
     page = capsys.readouterr().out
-    assert re.search(r"^model/shortcut: .*, mine, ", page, re.MULTILINE)
+    assert re.search(r"^model/shortcut: .*, identity\*, .*, mine, ", page, re.MULTILINE)
+    assert re.search(r"^model: .*, resnet20\*, ", page, re.MULTILINE)
+    assert re.search(r"^optimizer: .*, nesterov\*, scalar_sgd, sgd$", page, re.MULTILINE)
     monkeypatch.setattr(command_line, "_help_page", lambda overrides, search: None)
     with pytest.raises(SystemExit):
         rows_of_command()
-    assert capsys.readouterr().out == page
+    assert capsys.readouterr().out == re.sub(r"\*(,|$)", r"\1", page, flags=re.MULTILINE)

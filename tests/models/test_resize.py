@@ -38,3 +38,10 @@ def test_nothing_is_resized_where_the_shapes_agree() -> None:
 def test_zero_padding_cannot_remove_channels() -> None:
     with pytest.raises(ValueError, match=r"zero padding cannot bring 8 channels to 4.*projection"):
         ShortcutShape(8, 4, (Conv(4, 3, 1),), "zero_padding", ("conv",), LAYERS).resized()
+
+
+def test_a_network_of_ones_own_describes_a_shortcut_by_its_ends() -> None:
+    ends = ShortcutShape.between(4, 8, stride=2, unit=3, units=7)
+    assert (ends.inputs, ends.outputs, ends.stride, ends.unit, ends.units) == (4, 8, 2, 3, 7)
+    assert ends.resized()(torch.zeros(2, 4, 7, 7)).shape == (2, 8, 4, 4)
+    assert isinstance(ShortcutShape.between(4, 4).resized(), nn.Identity)

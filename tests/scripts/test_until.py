@@ -227,5 +227,5 @@ def test_words_that_cannot_be_meant_are_a_line(lab: list[str], tmp_path: Path, w
     assert done.returncode == 1
     assert re.search(said, done.stderr), done.stderr
     lines = done.stderr.strip().splitlines()
-    assert len([line for line in lines if not line.startswith("rows composed: ")]) == 1  # which a slow machine shows
+    assert len([line for line in lines if not line.startswith("runs composed: ")]) == 1  # which a slow machine shows
     assert not (tmp_path / "outputs").exists()

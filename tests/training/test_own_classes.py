@@ -60,6 +60,8 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., st
         run = row(tmp_path / "outputs", "model.depth=8", "model.widths=[4,4,4]", "epochs=1")
         if target == "model.shortcut":
             run.config.model["shortcut"] = {"_target_": f"{module}.Own", "_partial_": True}
+        elif target == "model.own_layers":
+            run.config.model["own_layers"] = {"relu": {"_target_": f"{module}.Own"}}
         else:
             run.config.model.clear()
             run.config.model["_target_"] = f"{module}.Net"
@@ -114,6 +116,34 @@ def test_an_error_in_an_own_shortcut_names_its_line(
 def test_a_shortcut_that_returns_another_shape_does_not_fit(refusal: Callable[..., str]) -> None:
     source = SHORTCUT.format(constructor="pass", forward="return self.resize(x)[:, 1:]")
     assert "its layers, shortcuts and widths do not fit together" in refusal("own_shape", source)
+
+
+LAYER = """
+from torch import nn
+
+
+class Own(nn.Module):
+    def __init__(self{argument}):
+        super().__init__()
+
+    def forward(self, x):
+        return {value}
+"""
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "said"),
+    [
+        ("", "x.relu() + y", "line 10, in forward: NameError: name 'y' is not defined"),
+        ("", "x[:, 1:]", "its layers, shortcuts and widths do not fit together"),
+        (", channels", "x", "model.own_layers.relu: missing: channels; add `_partial_: true`"),
+    ],
+)
+def test_an_own_layer_that_is_wrong_is_refused(
+    refusal: Callable[..., str], argument: str, value: str, said: str
+) -> None:
+    source = LAYER.format(argument=argument, value=value)
+    assert said in refusal(f"own_layer_{abs(hash((argument, value)))}", source, "model.own_layers")
 
 
 def test_an_own_network_gives_logits_of_each_class(refusal: Callable[..., str]) -> None:
