@@ -186,8 +186,8 @@ class Bypass:
             return text
         if len(changed) > MOST_NAMED:
             return f"{text}: {len(changed)} of {len(self.whole)} units scale it by another factor than their shortcuts"
-        names = ", ".join(f"{index + 1} ({self.whole[index]:.3g})" for index in changed)
-        return f"{text}: of {len(self.whole)} units {names} scale it by another factor than their shortcuts"
+        names = ", ".join(f"number {index + 1} (by {self.whole[index]:.3g})" for index in changed)
+        return f"{text}: of the {len(self.whole)} units, {names} scale it by another factor than their shortcuts"
 
 
 def bypass_of(walk: Walk, x: Tensor, seed: int) -> Bypass:

@@ -2,11 +2,12 @@
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
 from hydra._internal.utils import _locate  # hydra.utils.get_object, which also prints its errors
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -249,10 +250,12 @@ def _check(
         allowed = ", ".join(name for name in parameters if name not in runtime) or "none"
         raise UserError(f"{where}: unknown key {brief(unknown[0])}; {target} takes: {allowed}")
     for key, value in arguments.items():
-        are_called = _holds_callables(annotations.get(key))
-        _check_nested(f"{where}.{key}", value, are_called)
-        is_node = isinstance(value, dict) and ("_target_" in value or (are_called and any(targets_in(value))))
-        if key in annotations and not is_node:
+        annotation = annotations.get(key)
+        if isinstance(value, dict) and _maps_to_nodes(annotation):
+            _check_named(f"{where}.{key}", value)
+            continue
+        _check_nested(f"{where}.{key}", value, get_origin(annotation) is Callable)
+        if key in annotations and not (isinstance(value, dict) and "_target_" in value):
             _check_type(f"{where}.{key}", value, annotations[key])
     if not takes_any and not parameters.keys() >= {*runtime}:
         takes = f"it takes {', '.join(parameters) or 'nothing'}"
@@ -268,7 +271,7 @@ def _check(
     if len(missing) > later:
         needs = f"{target} needs {f'all but {later} of them' if is_partial else 'them'}"
         if is_called and not is_partial:
-            needs = "add `_partial_: true`, with which deepnets passes one argument later, such as a shortcut's ends"
+            needs = "add `_partial_: true`, with which deepnets passes a shortcut's ends or a layer's channels later"
         elif not nested and inspect.isfunction(_locate(target)):
             needs += f"; deepnets calls it once, with the values of this node, and it must return the {where}"
             if where in PASSED_LATER:
@@ -276,9 +279,22 @@ def _check(
         raise UserError(f"{where}: missing: {', '.join(missing)}; {needs}")
 
 
-def _holds_callables(annotation: Any) -> bool:
-    """Return whether the annotation is a Callable, or contains one, as a mapping of names to callables does."""
-    return get_origin(annotation) is Callable or any(map(_holds_callables, get_args(annotation)))
+def _maps_to_nodes(annotation: Any) -> bool:
+    """Return whether the annotation is a mapping of names to callables, or this or None."""
+    is_mapping = get_origin(annotation) is Mapping and get_origin(get_args(annotation)[1]) is Callable
+    return is_mapping or (
+        get_origin(annotation) in (Union, UnionType) and any(map(_maps_to_nodes, get_args(annotation)))
+    )
+
+
+def _check_named(where: str, nodes: dict[str, Any]) -> None:
+    """Check a mapping of names to nodes, such as `own_layers`."""
+    for name, node in nodes.items():
+        if not isinstance(node, dict) or "_target_" not in node:
+            lacks = f"; its file lacks the first line `# @package {where.rpartition('.')[0]}`"
+            form = f"must be as in {{{name.strip('_') or 'name'}: {{_target_: MODULE.CLASS}}}}"
+            raise UserError(f"{where}.{name}: got {brief(node)}; {form}{lacks * where.endswith(f'.{name}')}")
+        _check(f"{where}.{name}", node, (), nested=True, is_called=True)
 
 
 def _check_nested(where: str, value: Any, is_called: bool = False) -> None:
@@ -305,8 +321,6 @@ def _check_type(where: str, value: Any, annotation: Any, strict: bool = True) ->
         inner = where.rpartition(".")[2]
         if is_option and isinstance(first["input"], dict) and inner in first["input"]:
             reason = f"its file lacks the first line `# @package {where.rpartition('.')[0]}`"
-        elif is_option and first["loc"] and isinstance(value, dict):
-            reason = "must be a node, {_target_: MODULE.CLASS}"
         else:
             reason = f"choose an option by {where.replace('.', '/')}=NAME" if is_option else _plainer(first["msg"])
         raise UserError(f"{where}{path}: got {brief(first['input'])}; {reason}") from None

@@ -1,5 +1,6 @@
 """Builds the layers that a configuration names, such as "conv", "bn" and "relu"."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -13,7 +14,6 @@ from torch.nn.functional import conv2d, relu
 from deepnets.models.batchnorm import BatchNorm, GhostBatchNorm
 
 WEIGHTS = ("conv", "linear")
-NAMES = (*WEIGHTS, "bn", "relu", "crelu", "tanh", "shift", "dropout", "avg_pool", "max_pool")
 SUBLAYERS = ("sublayer", "attention", "mlp")  # layers of transformers; "sublayer" stands for "attention" or "mlp"
 
 
@@ -121,60 +121,72 @@ class Layers:
         convolution = StridedPointwiseConv if is_strided_pointwise else nn.Conv2d
         return convolution(*shape, groups=conv.groups, bias=self.conv_bias)
 
+    def check_names(self, names: Sequence[str]) -> None:
+        """Raise ValueError if a layer has none of these names."""
+        if unknown := [name for name in names if name not in {*WEIGHTS, *self._builders}]:
+            raise self._unknown("sublayer" if "sublayer" in unknown else unknown[0])
+
+    @property
+    def _builders(self) -> dict[str, Callable[[int], nn.Module]]:
+        """How to build each layer without weights, by its name, for a number of channels."""
+        return {
+            "bn": self._normalisation,
+            "relu": lambda _: (
+                nn.ReLU()
+            ),  # not in place: a shortcut or hook may hold the input; measured, it gains nothing
+            "crelu": lambda _: CReLU(),
+            "tanh": lambda _: nn.Tanh(),
+            "shift": lambda _: Shift(),
+            "dropout": lambda _: nn.Dropout(self.dropout),
+            "avg_pool": lambda _: nn.AvgPool2d(2),
+            # He et al. 2015, Table 1; padding as fb.resnet.torch
+            "max_pool": lambda _: nn.MaxPool2d(kernel_size=3, stride=2, padding=1),
+            **self.further,
+        }
+
+    def _normalisation(self, channels: int) -> nn.Module:
+        images = self.batchnorm_images
+        return BatchNorm(channels) if images is None else GhostBatchNorm(channels, images=images)
+
     def _layer(self, name: str, channels: int) -> nn.Module:
-        if name in self.further:
-            return self.further[name](channels)
-        match name:
-            case "bn":
-                images = self.batchnorm_images
-                return BatchNorm(channels) if images is None else GhostBatchNorm(channels, images=images)
-            case "relu":
-                # Not in place: a shortcut or a hook may hold the input, and a measurement showed no gain.
-                return nn.ReLU()
-            case "crelu":
-                return CReLU()
-            case "tanh":
-                return nn.Tanh()
-            case "dropout":
-                return nn.Dropout(self.dropout)
-            case "shift":
-                return Shift()
-            case "avg_pool":
-                return nn.AvgPool2d(2)
-            case "max_pool":
-                return nn.MaxPool2d(
-                    kernel_size=3, stride=2, padding=1
-                )  # He et al. 2015, Table 1; padding as fb.resnet.torch
+        builders = self._builders
+        if name not in builders:
+            raise self._unknown(name)
+        return builders[name](channels)
+
+    def _unknown(self, name: str) -> ValueError:
         if name == "sublayer":
-            raise ValueError(
+            return ValueError(
                 "layer 'sublayer' stands for attention or MLP: only transformers (model=vit) have them; choose a "
                 "model/ordering other than pre_norm and post_norm"
             )
-        raise self._unknown(name)
-
-    def check_names(self, names: Sequence[str]) -> None:
-        """Raise ValueError if a layer has none of these names."""
-        for name in names:
-            if name not in (*NAMES, *SUBLAYERS, *self.further):
-                raise self._unknown(name)
-
-    def _unknown(self, name: str) -> ValueError:
-        return ValueError(f"unknown layer {name!r}; choose from {', '.join((*NAMES, *self.further))}")
+        return ValueError(f"unknown layer {name!r}; choose from {', '.join((*WEIGHTS, *self._builders))}")
 
 
 def own_layers_of(nodes: Mapping[str, Any]) -> dict[str, Callable[[int], nn.Module]]:
     """Return how to build each layer of the user's own classes for a number of channels.
 
-    A module is copied for each place in which it stands; something else is called with `channels`. Such a layer keeps
-    the shape of its input. Raises ValueError for something that cannot be called, and for a name with weights.
+    A module is copied for each place in which it stands; a `partial` is called there with `channels`. Such a layer must
+    keep the shape of its input. Raises ValueError for anything else, and for a name whose layers change the shape.
     """
     for name, node in nodes.items():
-        if name in WEIGHTS:
-            raise ValueError(f"own_layers.{name}: a layer with weights cannot be replaced; choose another name")
-        if not callable(node):
-            raise ValueError(f"own_layers.{name} is {node!r}; it must be a node with the _target_ of your class")
+        if name in (*WEIGHTS, *SUBLAYERS, "crelu"):
+            raise ValueError(f"own_layers.{name}: this layer cannot be replaced; choose another name")
+        if not isinstance(node, nn.Module | partial):
+            raise ValueError(f"own_layers.{name} is {node!r}; it must be a node whose _target_ is a class of modules")
+        if isinstance(node, partial) and not _takes_channels(node):
+            raise ValueError(
+                f"own_layers.{name}: {node.func.__name__} must take `channels`, with which deepnets calls it; leave "
+                "out `_partial_: true` if the layer does not need their number"
+            )
     return {name: partial(_own_layer, node) for name, node in nodes.items()}
 
 
-def _own_layer(node: Callable[..., nn.Module], channels: int) -> nn.Module:
-    return deepcopy(node) if isinstance(node, nn.Module) else node(channels=channels)
+def _takes_channels(node: partial[Any]) -> bool:
+    parameters = inspect.signature(node).parameters
+    return "channels" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+
+
+def _own_layer(node: nn.Module | partial[nn.Module], channels: int) -> nn.Module:
+    copy = deepcopy(node)  # of a partial too, whose arguments may hold a module
+    return copy if isinstance(copy, nn.Module) else copy(channels=channels)

@@ -130,21 +130,31 @@ class RecomputedBranch(nn.Sequential):
 def recomputed(function: Callable[..., Tensor], *arguments: Any, within: nn.Module) -> Tensor:
     """Call `function(*arguments)` and store only the arguments; the backward pass calls it again.
 
-    The second call draws the same random numbers and does not change the statistics of batch normalisation in `within`.
+    The second call draws the same random numbers, and changes neither the statistics of batch normalisation in `within`
+    nor buffers of the user's own modules.
     So a plain call gives the same gradients, statistics and later random numbers; on a CPU they agree bit by bit.
     """
+    own = [module for module in within.modules() if _is_own(module)]
+    before = [{name: value.clone() for name, value in module._buffers.items() if value is not None} for module in own]
+    # A CUDA graph that is being captured cannot read the state of random numbers.
+    may_draw = bool(own) and not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
     return checkpoint(
         function,
         *arguments,
         use_reentrant=False,
-        preserve_rng_state=any(map(draws, within.modules())),
-        context_fn=lambda: (nullcontext(), _still(within)),
+        preserve_rng_state=may_draw or any(map(draws, within.modules())),
+        context_fn=lambda: (nullcontext(), _still(within, [*zip(own, before, strict=True)])),
     )
 
 
 def draws(module: nn.Module) -> bool:
     """Return whether the module draws random numbers in training."""
     return isinstance(module, Dropped) or (isinstance(module, nn.Dropout) and module.p > 0)
+
+
+def _is_own(module: nn.Module) -> bool:
+    """Return whether the module is of a user's own class, which may draw random numbers and keep statistics."""
+    return type(module).__module__.partition(".")[0] not in ("deepnets", "torch")
 
 
 def _through(units: Sequence[nn.Module], survival: Sequence[float | None], x: Tensor, memory: Memory) -> Tensor:
@@ -170,16 +180,24 @@ def _plainly(units: Sequence[nn.Module], survival: Sequence[float | None], x: Te
 
 
 @contextmanager
-def _still(within: nn.Module) -> Iterator[None]:
-    """Let batch normalisation in `within` normalise as always, but not change its running statistics."""
+def _still(within: nn.Module, own: Sequence[tuple[nn.Module, dict[str, Tensor]]]) -> Iterator[None]:
+    """Let batch normalisation in `within` normalise as always, but not change its running statistics.
+
+    The user's `own` modules see the buffers that they had before the first call, and change nothing that stays.
+    """
     norms = [module for module in within.modules() if isinstance(module, _BatchNorm)]
     kept = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
+    buffers = [{**module._buffers} for module, _ in own]
     for norm in norms:
         norm.momentum = 0.0
         norm.num_batches_tracked = None
+    for module, before in own:
+        module._buffers.update(before)
     try:
         yield
     finally:
+        for (module, _), present in zip(own, buffers, strict=True):
+            module._buffers.update(present)
         for norm, (momentum, batches) in zip(norms, kept, strict=True):
             norm.momentum, norm.num_batches_tracked = momentum, batches
 

@@ -1,18 +1,14 @@
-"""Layers that torch does not have: batch normalisation in groups, CReLU, and layers of the user's own."""
+"""Layers that torch does not have: batch normalisation in groups, and CReLU."""
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import elu as elu_of
-from torch.nn.functional import prelu
 
 from deepnets.errors import UserError
 from deepnets.models.batchnorm import GhostBatchNorm
-from deepnets.models.layers import Conv, CReLU, Layers, own_layers_of
+from deepnets.models.layers import Conv, CReLU, Layers
 from deepnets.models.resnet import ResNet
 
 
@@ -115,41 +111,3 @@ def test_a_strided_pointwise_convolution_has_exact_gradients_in_channels_last(ch
         pairs = [(outputs, targets), (x.grad, y.grad), (conv.weight.grad, exact.weight.grad)]
         for here, there in pairs:
             torch.testing.assert_close(here.double(), there, rtol=1e-4, atol=1e-4 * float(there.detach().abs().max()))
-
-
-class PerChannel(nn.Module):
-    """A learned scale of each channel, as a user would write it."""
-
-    def __init__(self, channels: int, start: float = 1.0) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.full((channels, 1, 1), start))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale
-
-
-def test_own_layers_stand_where_their_names_are() -> None:
-    torch.manual_seed(0)
-    own = own_layers_of({"scale": partial(PerChannel, start=0.5), "relu": nn.ELU(), "slope": nn.PReLU()})
-    names, convs = ["conv", "scale", "relu", "slope", "conv", "scale", "slope"], [Conv(3, 3, 1), Conv(5, 3, 2)]
-    layers = Layers(conv_bias=False, batchnorm_images=None, further=own)
-    layers.check_names(names)
-    conv, scale, _, slope, strided, wider, _ = sequence = layers.sequence(names, 2, convs)
-    assert (len(scale.scale), len(wider.scale)) == (3, 5)
-    with torch.no_grad():
-        slope.weight.fill_(0.9)  # a layer of its own
-    x = torch.randn(4, 2, 6, 6)
-    y = strided(prelu(elu_of(conv(x) * 0.5), torch.tensor([0.9])))
-    torch.testing.assert_close(sequence(x), prelu(y * 0.5, torch.tensor([0.25])))
-
-
-@pytest.mark.parametrize(
-    ("own", "message"),
-    [
-        ({"linear": nn.ELU()}, "own_layers.linear: a layer with weights cannot be replaced; choose another name"),
-        ({"scale": 0.5}, "own_layers.scale is 0.5; it must be a node with the _target_ of your class"),
-    ],
-)
-def test_what_is_no_own_layer_is_refused(own: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        own_layers_of(own)

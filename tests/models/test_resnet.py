@@ -112,7 +112,7 @@ def test_a_network_can_be_copied_and_pickled(network: Callable[..., ResNet], sho
         ("model.strided_kernel=2", "strided_kernel is 2; it must be an index of kernels .*, 0 to 1"),
         ("model.stem_kernel=0", "stem_kernel: got 0; must be at least 1"),
         ("model.stem=[bn,relu]", "stem is .*; it must hold exactly one conv"),
-        ("model.layer=[conv,bn,gelu]", "after is .*which is not how layer .* ends"),
+        ("model.layer=[conv,bn,tanh]", "after is .*which is not how layer .* ends"),
     ],
 )
 def test_an_impossible_size_is_refused(network: Callable[..., ResNet], override: str, message: str) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from deepnets.analysis.commands.output import whole_numbers
 from deepnets.analysis.walk import check_parts, recalibrate_batchnorm
 from deepnets.command import add_trust_option, add_weights_options, filled
+from deepnets.config.build import signature_of
 from deepnets.config.compose import compose
 from deepnets.config.project import CONF
 from deepnets.config.schema import Config, Sweep
@@ -160,13 +161,15 @@ def fresh_network(config: Config, changes: Mapping[str, Any], seed: int) -> nn.M
     Raises:
         UserError: the node has no such entries, or they do not go together.
     """
-    if unknown := sorted(set(changes) - set(config.model)):
+    if unknown := sorted(set(changes) - {*config.model, *signature_of(config.model["_target_"])[0]}):
         raise UserError(
             f"{config.model['_target_']} has no {', '.join(unknown)}: this works for networks of model=resnet"
         )
-    dataset = dataset_of(config)
+    dataset, node = dataset_of(config), config.model | dict(changes)
+    if own := (config.model.get("own_layers") or {}) | (changes.get("own_layers") or {}):  # these of both
+        node["own_layers"] = own
     torch.manual_seed(seed)
-    model = model_of(replace(config, model=config.model | dict(changes)), dataset.shape, dataset.classes)
+    model = model_of(replace(config, model=node), dataset.shape, dataset.classes)
     if not changes:
         start_from_weights(model, config, dataset.classes)
     return model.eval()
