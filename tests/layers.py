@@ -5,18 +5,23 @@ from torch import Tensor, nn
 
 
 class Noisy(nn.Module):
-    """Divides by a running mean of magnitudes, and multiplies with random numbers in training."""
+    """Multiplies with random numbers in training, divides by a running mean, and doubles the first batch."""
 
     def __init__(self, channels: int, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
         self.register_buffer("size", torch.ones(channels, 1, 1))
+        self.register_buffer("first", None)
+        self.norm = nn.InstanceNorm2d(channels, track_running_stats=True)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
-            self.size = 0.9 * self.size + 0.1 * x.detach().abs().mean((0, 2, 3)).view(-1, 1, 1)
+            self.size.lerp_(x.detach().abs().mean((0, 2, 3)).view(-1, 1, 1), 0.1)
+            if self.first is None:
+                self.first = x.detach().mean()
+                x = 2 * x
             x = x * torch.rand_like(x)
-        return self.inner(x / self.size)
+        return self.inner(self.norm(x / self.size))
 
 
 class Squareplus(nn.Module):

@@ -281,8 +281,8 @@ def _check(
 
 def _maps_to_nodes(annotation: Any) -> bool:
     """Return whether the annotation is a mapping of names to callables, or this or None."""
-    is_mapping = get_origin(annotation) is Mapping and get_origin(get_args(annotation)[1]) is Callable
-    return is_mapping or (
+    is_mapping = get_origin(annotation) is Mapping and len(get_args(annotation)) == 2
+    return (is_mapping and get_origin(get_args(annotation)[1]) is Callable) or (
         get_origin(annotation) in (Union, UnionType) and any(map(_maps_to_nodes, get_args(annotation)))
     )
 
@@ -290,6 +290,8 @@ def _maps_to_nodes(annotation: Any) -> bool:
 def _check_named(where: str, nodes: dict[str, Any]) -> None:
     """Check a mapping of names to nodes, such as `own_layers`."""
     for name, node in nodes.items():
+        if not isinstance(name, str):
+            raise UserError(f"{where}: got the name {brief(name)}; must be text")
         if not isinstance(node, dict) or "_target_" not in node:
             lacks = f"; its file lacks the first line `# @package {where.rpartition('.')[0]}`"
             form = f"must be as in {{{name.strip('_') or 'name'}: {{_target_: MODULE.CLASS}}}}"

@@ -108,7 +108,8 @@ def _values(annotations: Mapping[str, Any], targets: Targets) -> dict[str, Schem
 def _value(name: str, annotation: Any, targets: Targets) -> Schema:
     """Return the schema of the values that a file may give to an argument of this name and type."""
     if name == "own_layers":  # by their names in the network
-        return {"type": ["object", "null"], "additionalProperties": {"type": "object", "required": ["_target_"]}}
+        node = {"type": "object", "properties": {"_target_": TEXT}, "required": ["_target_"]}
+        return _any_of([{"type": ["object", "null"], "additionalProperties": node}, _reference("composed")])
     parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     if name in targets:
         is_list = any(get_origin(part) is list for part in parts)

@@ -14,6 +14,7 @@ from torch.nn.functional import conv2d, relu
 from deepnets.models.batchnorm import BatchNorm, GhostBatchNorm
 
 WEIGHTS = ("conv", "linear")
+LAYERS = (*WEIGHTS, "bn", "relu", "crelu", "tanh", "shift", "dropout", "avg_pool", "max_pool")
 SUBLAYERS = ("sublayer", "attention", "mlp")  # layers of transformers; "sublayer" stands for "attention" or "mlp"
 
 
@@ -160,7 +161,7 @@ class Layers:
                 "layer 'sublayer' stands for attention or MLP: only transformers (model=vit) have them; choose a "
                 "model/ordering other than pre_norm and post_norm"
             )
-        return ValueError(f"unknown layer {name!r}; choose from {', '.join((*WEIGHTS, *self._builders))}")
+        return ValueError(f"unknown layer {name!r}; choose from {', '.join({**dict.fromkeys(LAYERS), **self.further})}")
 
 
 def own_layers_of(nodes: Mapping[str, Any]) -> dict[str, Callable[[int], nn.Module]]:
@@ -175,15 +176,18 @@ def own_layers_of(nodes: Mapping[str, Any]) -> dict[str, Callable[[int], nn.Modu
         if not isinstance(node, nn.Module | partial):
             raise ValueError(f"own_layers.{name} is {node!r}; it must be a node whose _target_ is a class of modules")
         if isinstance(node, partial) and not _takes_channels(node):
+            called = getattr(node.func, "__name__", node.func)
             raise ValueError(
-                f"own_layers.{name}: {node.func.__name__} must take `channels`, with which deepnets calls it; leave "
-                "out `_partial_: true` if the layer does not need their number"
+                f"own_layers.{name}: {called} must take `channels`, with which deepnets calls it; leave "
+                "out `_partial_: true` if the layer does not need their number, or if the node gives it"
             )
     return {name: partial(_own_layer, node) for name, node in nodes.items()}
 
 
 def _takes_channels(node: partial[Any]) -> bool:
-    parameters = inspect.signature(node).parameters
+    parameters = inspect.signature(node.func).parameters
+    if "channels" in node.keywords:
+        return False
     return "channels" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 

@@ -4,7 +4,7 @@ To save memory, the backward pass can compute again the activations that the for
 prepares a network for batches that several processes share.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from math import sqrt
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.checkpoint import checkpoint
 
 from deepnets.models.batchnorm import BatchNorm, GhostBatchNorm, SynchronizedBatchNorm
@@ -22,6 +23,8 @@ from deepnets.models.shortcuts import Dropped
 from deepnets.models.survival import Survival, own_generator
 from deepnets.models.unit import Unit
 from deepnets.system.settings import Memory
+
+OURS = {"deepnets", "torch", "builtins", "abc", "typing"}  # the packages of classes that are nobody's own
 
 
 class UnitNetwork(nn.Module):
@@ -134,27 +137,30 @@ def recomputed(function: Callable[..., Tensor], *arguments: Any, within: nn.Modu
     nor buffers of the user's own modules.
     So a plain call gives the same gradients, statistics and later random numbers; on a CPU they agree bit by bit.
     """
-    own = [module for module in within.modules() if _is_own(module)]
-    before = [{name: value.clone() for name, value in module._buffers.items() if value is not None} for module in own]
-    # A CUDA graph that is being captured cannot read the state of random numbers.
-    may_draw = bool(own) and not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+    modules = [*within.modules()]
+    own = {inner: None for module in modules if is_own(module) for inner in module.modules()}
+    before = {
+        module: {name: None if value is None else value.clone() for name, value in module._buffers.items()}
+        for module in own
+        if not isinstance(module, _BatchNorm)
+    }
     return checkpoint(
         function,
         *arguments,
         use_reentrant=False,
-        preserve_rng_state=may_draw or any(map(draws, within.modules())),
-        context_fn=lambda: (nullcontext(), _still(within, [*zip(own, before, strict=True)])),
+        preserve_rng_state=any(draws(module) or is_own(module) for module in modules),
+        context_fn=lambda: (nullcontext(), _still(within, before)),
     )
 
 
 def draws(module: nn.Module) -> bool:
-    """Return whether the module draws random numbers in training."""
-    return isinstance(module, Dropped) or (isinstance(module, nn.Dropout) and module.p > 0)
+    """Return whether the module draws random numbers in training; `is_own` modules may, too."""
+    return isinstance(module, Dropped) or (isinstance(module, _DropoutNd) and module.p > 0)
 
 
-def _is_own(module: nn.Module) -> bool:
+def is_own(module: nn.Module) -> bool:
     """Return whether the module is of a user's own class, which may draw random numbers and keep statistics."""
-    return type(module).__module__.partition(".")[0] not in ("deepnets", "torch")
+    return not {each.__module__.partition(".")[0] for each in type(module).__mro__} <= OURS
 
 
 def _through(units: Sequence[nn.Module], survival: Sequence[float | None], x: Tensor, memory: Memory) -> Tensor:
@@ -180,24 +186,24 @@ def _plainly(units: Sequence[nn.Module], survival: Sequence[float | None], x: Te
 
 
 @contextmanager
-def _still(within: nn.Module, own: Sequence[tuple[nn.Module, dict[str, Tensor]]]) -> Iterator[None]:
+def _still(within: nn.Module, before: Mapping[nn.Module, Mapping[str, Tensor | None]]) -> Iterator[None]:
     """Let batch normalisation in `within` normalise as always, but not change its running statistics.
 
-    The user's `own` modules see the buffers that they had before the first call, and change nothing that stays.
+    Modules in the user's own see the buffers that they had `before` the first call, and change nothing that stays.
     """
     norms = [module for module in within.modules() if isinstance(module, _BatchNorm)]
     kept = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
-    buffers = [{**module._buffers} for module, _ in own]
+    buffers = [{**module._buffers} for module in before]
     for norm in norms:
         norm.momentum = 0.0
         norm.num_batches_tracked = None
-    for module, before in own:
-        module._buffers.update(before)
+    for module, values in before.items():
+        module._buffers.update(values)
     try:
         yield
     finally:
-        for (module, _), present in zip(own, buffers, strict=True):
-            module._buffers.update(present)
+        for module, values in zip(before, buffers, strict=True):
+            module._buffers.update(values)
         for norm, (momentum, batches) in zip(norms, kept, strict=True):
             norm.momentum, norm.num_batches_tracked = momentum, batches
 

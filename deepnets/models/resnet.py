@@ -7,7 +7,7 @@ from typing import Literal
 from torch import nn
 
 from deepnets.models.initialization import Initialization
-from deepnets.models.layers import Conv, Layers, channels_after, own_layers_of
+from deepnets.models.layers import LAYERS, Conv, Layers, channels_after, own_layers_of
 from deepnets.models.network import UnitNetwork
 from deepnets.models.resize import Resize
 from deepnets.models.survival import Survival
@@ -65,6 +65,8 @@ class ResNet(UnitNetwork):
         stem_width = widths[0] if stem_width is None else stem_width
         layers = Layers(conv_bias, batchnorm_images, dropout, own_layers_of(own_layers or {}))
         layers.check_names([*layer, *after])
+        if unused := sorted({*(own_layers or {})} - {*LAYERS, *layer, *after, *(stem or ())}):
+            raise ValueError(f"own_layers.{unused[0]}: neither layer, after nor stem has this name")
         ordering = Ordering(tuple(layer), tuple(after))
         block = Block(tuple(kernels), expansion, strided_kernel, groups)
         units = units_of_stages(depth, units, stages=len(widths), kernels=len(kernels))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from deepnets.config.schema import StepKind
 from deepnets.errors import UserError
-from deepnets.models.network import draws
+from deepnets.models.network import draws, is_own
 from deepnets.system.files import own_cache
 from deepnets.system.settings import Memory
 
@@ -134,10 +134,10 @@ def check_network(kind: StepKind, model: nn.Module, is_streamed: bool = False) -
         )
     if "compiled" in kind and memory != Memory.full:
         raise UserError(f"step={kind} memory={memory}: compiled code decides itself what to store; use memory=full")
-    if memory != Memory.full and any(map(draws, model.modules())):
+    if memory != Memory.full and any(draws(module) or is_own(module) for module in model.modules()):
         raise UserError(
-            f"step={kind} memory={memory}: a graph cannot draw the same random numbers again when dropout is "
-            "recomputed; use memory=full or step=eager"
+            f"step={kind} memory={memory}: a graph cannot draw the same random numbers again when dropout, or a class "
+            "of your own, is recomputed; use memory=full or step=eager"
         )
 
 

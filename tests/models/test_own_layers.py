@@ -1,5 +1,6 @@
 """`model.own_layers`: layers of the user's own classes in a residual network."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from deepnets.analysis.commands.subject import fresh_network
 from deepnets.config.build import build
 from deepnets.config.trust import trust
 from deepnets.errors import UserError
-from deepnets.models.layers import Conv, Layers, own_layers_of
+from deepnets.models.layers import LAYERS, Conv, Layers, own_layers_of
+from deepnets.models.network import recomputed
 from deepnets.models.resnet import ResNet
 from deepnets.run import build_model
 from deepnets.runs.code import code_of
@@ -57,6 +59,14 @@ def test_they_stand_where_their_names_are() -> None:
     torch.testing.assert_close(sequence(x), prelu(y * 0.5, torch.tensor([0.25])))
 
 
+def test_every_listed_layer_is_there() -> None:
+    layers = Layers(conv_bias=False, batchnorm_images=None)
+    for name in LAYERS:
+        assert len(layers.sequence([name], 2, [Conv(2, 1, 1)])) == 1
+    with pytest.raises(ValueError, match=f"choose from {', '.join(LAYERS)}$"):
+        layers.check_names(["gelu"])
+
+
 def test_a_networks_file_or_command_names_them() -> None:
     model = build_model([*SMALL, SQUAREPLUS], trust="tests.layers")
     assert isinstance(model, ResNet)
@@ -97,10 +107,12 @@ def test_an_analysis_draws_a_network_with_the_layers_of_its_run_and_of_an_orderi
     plain = row(tmp_path, *SMALL).config
     ordering = {"layer": ["conv", "plus"], "after": ["plus"]}
     ordering |= {"own_layers": {"plus": {"_target_": "tests.layers.Squareplus", "b": 9.0}}}
+    plus = replace(plain, model=plain.model | ordering)
     for drawn, expected in (
         (fresh_network(config, {"layer": ["conv", "relu"], "after": []}, 0), {0.1}),
         (fresh_network(config, {**ordering, "layer": ["relu", "conv", "plus"]}, 0), {0.1, 9.0}),
         (fresh_network(plain, ordering, 0), {9.0}),
+        (fresh_network(plus, {"layer": ["conv", "relu"], "after": []}, 0), set()),
     ):
         assert {module.b for module in drawn.modules() if isinstance(module, Squareplus)} == expected
 
@@ -120,6 +132,11 @@ def test_an_analysis_draws_a_network_with_the_layers_of_its_run_and_of_an_orderi
             "{_target_: MODULE.CLASS}}; its file lacks the first line `# @package model`",
         ),
         (["+model.own_layers=[relu]"], "own_layers: got ['relu']; must be a valid dictionary"),
+        (["+model.own_layers={1:{_target_:tests.layers.Squareplus}}"], "own_layers: got the name 1; must be text"),
+        (
+            ["+model.own_layers.rleu={_target_:tests.layers.Squareplus}"],
+            "own_layers.rleu: neither layer, after nor stem",
+        ),
         (["+model.own_layers.crelu={_target_:tests.layers.Squareplus}"], "crelu: this layer cannot be replaced"),
         (["+model.own_layers.mlp={_target_:tests.layers.Squareplus}"], "mlp: this layer cannot be replaced"),
         (["+model.own_layers.relu={_target_:tests.layers.number,x:1}"], "it must be a node whose _target_ is a class"),
@@ -143,3 +160,20 @@ def test_a_shortcuts_file_without_its_package_is_named(tmp_path: Path) -> None:
     node = row(tmp_path, *SMALL).config.model
     with pytest.raises(UserError, match=r"shortcut.*its file lacks the first line `# @package model`"):
         build("model", {**node, "shortcut": {"shortcut": node["shortcut"]}}, shape=(1, 8, 8), classes=10)
+
+
+def test_an_analysis_imports_nothing_that_is_not_trusted(tmp_path: Path) -> None:
+    config = row(tmp_path, *SMALL).config
+    for changes in ({}, {"units": [1, 1, 1]}):
+        with pytest.raises(UserError, match="not one of the classes"):
+            fresh_network(replace(config, model=config.model | {"_target_": "tests.never.Imported"}), changes, 0)
+
+
+@pytest.mark.parametrize("layer", ["Dropout2d", "AlphaDropout"])
+def test_torchs_layers_draw_the_same_numbers_again(layer: str) -> None:
+    noisy = nn.Sequential(nn.Conv2d(2, 2, 1), getattr(nn, layer)())
+    gradients = []
+    for call in (noisy, partial(recomputed, noisy, within=noisy)):
+        torch.manual_seed(0)
+        gradients.append(torch.autograd.grad(call(torch.randn(4, 2, 3, 3)).square().sum(), noisy[0].weight)[0])
+    assert torch.equal(*gradients)

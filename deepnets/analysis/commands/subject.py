@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from deepnets.analysis.commands.output import whole_numbers
 from deepnets.analysis.walk import check_parts, recalibrate_batchnorm
 from deepnets.command import add_trust_option, add_weights_options, filled
-from deepnets.config.build import signature_of
 from deepnets.config.compose import compose
 from deepnets.config.project import CONF
 from deepnets.config.schema import Config, Sweep
 from deepnets.config.trust import trusted_search
 from deepnets.data.batches import EvaluationBatches
 from deepnets.errors import UserError, printable
+from deepnets.models.layers import LAYERS
+from deepnets.models.resnet import ResNet
 from deepnets.run import load_run
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.naming import folder_of
@@ -161,13 +162,15 @@ def fresh_network(config: Config, changes: Mapping[str, Any], seed: int) -> nn.M
     Raises:
         UserError: the node has no such entries, or they do not go together.
     """
-    if unknown := sorted(set(changes) - {*config.model, *signature_of(config.model["_target_"])[0]}):
+    is_residual = config.model.get("_target_") == f"{ResNet.__module__}.{ResNet.__name__}"
+    if unknown := sorted(set(changes) - {*config.model, *["own_layers"] * is_residual}):
         raise UserError(
             f"{config.model['_target_']} has no {', '.join(unknown)}: this works for networks of model=resnet"
         )
     dataset, node = dataset_of(config), config.model | dict(changes)
-    if own := (config.model.get("own_layers") or {}) | (changes.get("own_layers") or {}):  # these of both
-        node["own_layers"] = own
+    if own := (config.model.get("own_layers") or {}) | (changes.get("own_layers") or {}):  # these of both, if used
+        used = {*LAYERS, *node["layer"], *node["after"], *(node["stem"] or ())}
+        node["own_layers"] = {name: layer for name, layer in own.items() if name in used}
     torch.manual_seed(seed)
     model = model_of(replace(config, model=node), dataset.shape, dataset.classes)
     if not changes:
