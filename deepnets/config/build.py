@@ -305,7 +305,7 @@ def _check_nested(where: str, value: Any, is_called: bool = False) -> None:
         _check(where, value, (), nested=True, is_called=is_called)
     elif isinstance(value, dict):
         for key, inner in value.items():
-            _check_nested(f"{where}.{key}", inner, is_called)
+            _check_nested(f"{where}.{key}", inner)
     elif isinstance(value, list):
         for index, inner in enumerate(value):
             _check_nested(f"{where}[{index}]", inner)

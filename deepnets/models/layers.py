@@ -132,9 +132,8 @@ class Layers:
         """How to build each layer without weights, by its name, for a number of channels."""
         return {
             "bn": self._normalisation,
-            "relu": lambda _: (
-                nn.ReLU()
-            ),  # not in place: a shortcut or hook may hold the input; measured, it gains nothing
+            # Not in place: a shortcut or a hook may hold the input, and a measurement showed no gain.
+            "relu": lambda _: nn.ReLU(),
             "crelu": lambda _: CReLU(),
             "tanh": lambda _: nn.Tanh(),
             "shift": lambda _: Shift(),

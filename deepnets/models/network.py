@@ -134,8 +134,8 @@ def recomputed(function: Callable[..., Tensor], *arguments: Any, within: nn.Modu
     """Call `function(*arguments)` and store only the arguments; the backward pass calls it again.
 
     The second call draws the same random numbers, and changes neither the statistics of batch normalisation in `within`
-    nor buffers of the user's own modules.
-    So a plain call gives the same gradients, statistics and later random numbers; on a CPU they agree bit by bit.
+    nor the buffers of the user's own modules. So a plain call gives the same gradients, statistics and later random
+    numbers; on a CPU they agree bit by bit.
     """
     modules = [*within.modules()]
     own = {inner: None for module in modules if is_own(module) for inner in module.modules()}
