@@ -203,7 +203,7 @@ def test_paths_of_a_fresh_network_go_below_the_outputs_and_agree_at_the_ends(ana
     past, units = found["findings"][1], rows(results / "paths_units.csv")
     assert past["shortcut_product"] == pytest.approx(1)
     assert past["bypass_product"] == pytest.approx(np.prod([float(line["bypass_factor"]) for line in units]), rel=1e-4)
-    assert re.search(r"product of 6 shortcuts 1 .* of 6 units 1 \(\S+\), 3 \(\S+\), 5 \(\S+\) scale", past["sentence"])
+    assert re.search(r"product of 6 shortcuts 1 .* of the 6 units, number 1 \(by \S+\), number 3", past["sentence"])
     assert found["options"]["draws"] == 4
     assert pictures(results.parent) == {"analysis/paths_lengths"}
 
