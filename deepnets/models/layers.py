@@ -87,7 +87,7 @@ class Layers:
     `conv_bias` says whether convolutions have a bias. In front of batch normalisation it has no effect; fb.resnet.torch
     omits it, others keep it. "bn" normalises groups of at most `batchnorm_images` images, or the whole batch if None.
     `dropout` is the rate of "dropout". `further` holds other layers, of one family of nets or of the user: it maps a
-    layer's name to a function that builds the layer for a number of channels. A name of ours then stands for this one.
+    layer's name to a function that builds the layer for a number of channels, and may replace a layer of `LAYERS`.
     """
 
     conv_bias: bool

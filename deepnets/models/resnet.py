@@ -25,7 +25,7 @@ class ResNet(UnitNetwork):
     In a stage's first unit, shortcut and branch both read the activated x (2016, appendix); with `opening` raw, the
     shortcut reads x itself. Dropout with rate `dropout` precedes each convolution of a branch except its first:
     Zagoruyko and Komodakis 2016, "Wide residual networks". `own_layers` names layers of the user's own classes, for
-    `layer`, `after` and `stem`; a name of ours then stands for the user's layer, as in `relu`.
+    `layer`, `after` and `stem`; with the name of a built-in layer, such as `relu`, it replaces that layer.
 
     Raises ValueError if `widths` is empty, if `stem` does not hold exactly one conv, or if units_of_stages, Ordering,
     Block, Layers, UnitDesign, ShortcutShape or UnitNetwork.complete raises it.
