@@ -332,6 +332,15 @@ def _mixture(what: str, values: Sequence[Any]) -> str:
     return f"{what}: " + ", ".join(f"{value} ({count} run{'s' * (count > 1)})" for value, count in counts)
 
 
+def choices_of_row(run: Run) -> dict[str, str]:
+    """Return the words of the row's name by the group or key whose choice each names, as {"model/shortcut": "none"}."""
+    axes = {axis.replace("/", "."): axis for axis in run.sweep.get("axes", [])}
+    words: dict[str, list[str]] = {}
+    for key, word in _parts(run.row, run):
+        words.setdefault(axes.get(key, key), []).append(word.removeprefix(f"{key}="))
+    return {axis: ",".join(values) for axis, values in words.items()}
+
+
 def _parts(row: str, run: Run) -> list[tuple[str, str]]:
     """Split a row's name into words, and pair each with the group or the key whose choice it names: see `folder_of`."""
     words, axes = row.split(","), run.sweep.get("axes", [])

@@ -11,7 +11,7 @@ from deepnets.config.claim import all_claims
 from deepnets.config.project import read_project
 from deepnets.config.sweep import SWEEPS
 from deepnets.results.claims import findings_of
-from deepnets.results.columns import columns_of, frame_of, mixes_code, rows_by_versions
+from deepnets.results.columns import choices_of_row, columns_of, frame_of, mixes_code, rows_by_versions
 from deepnets.results.read import Run, read_runs
 from deepnets.results.table import Table, result_sheets, tables_of
 from deepnets.system.printing import latex_table, markdown_table, markdown_text
@@ -119,22 +119,29 @@ def load_results(*folders: str | Path, project: str | Path | None = None) -> Res
 
 
 def to_csv(tables: Sequence[Table]) -> str:
-    """Write a line for each row or trial of each column: errors in percent, unrounded, `inf` if diverged."""
+    """Write a line for each row or trial of each column: errors in percent, unrounded, `inf` if diverged.
+
+    The last columns are the groups and keys that name the rows, such as `model/shortcut`, with each row's value.
+    """
+    tables = [table.trials or table for table in tables]
+    runs = [run for table in tables for cell in table.cells.values() for run in cell.runs]
+    axes = [*dict.fromkeys(axis for run in runs for axis in choices_of_row(run))]
     lines = []
     names = ["table", "column", "row", "n", "median", "low", "high", "mean", "std", "best", "best_epochs", "training"]
     names += ["published", "statistic", "difference", "true_low", "true_high", "verdict", "state", "errors"]
-    for table in [table.trials or table for table in tables]:
+    for table in tables:
         for index, column in enumerate(table.columns):
             for row, cell in table.column(index).items():
+                choices = choices_of_row(cell.runs[0]) if cell.runs else {}
                 numbers = [cell.median, *(cell.interval or (None, None)), cell.mean, cell.std, cell.best]
                 numbers += [cell.compared_median if cell.published.best_epochs else None, cell.train_median]
                 statistic = table.published.statistic if row in table.published.rows else None
                 judged = [cell.published.test_error, statistic, cell.difference]
                 judged += [*(cell.true_difference or (None, None)), cell.verdict, cell.remarks]
-                errors = " ".join(map(str, cell.errors))
-                cells = [table.name, column.label, row, len(cell.errors), *numbers, *judged, errors]
+                last = [" ".join(map(str, cell.errors)), *map(choices.get, axes)]
+                cells = [table.name, column.label, row, len(cell.errors), *numbers, *judged, *last]
                 lines.append([no_formula(cell) if isinstance(cell, str) else cell for cell in cells])
-    return pd.DataFrame(lines, columns=names, dtype=object).to_csv(index=False)
+    return pd.DataFrame(lines, columns=[*names, *axes], dtype=object).to_csv(index=False)
 
 
 def no_formula(text: str) -> str:

@@ -41,6 +41,13 @@ def test_csv_holds_all_numbers_unrounded(trained: Trained, tables: list[Table]) 
     assert (rows["projection"]["median"], rows["projection"]["mean"]) == ("inf", "")
     assert math.isinf(float(rows["projection"]["errors"].split()[0]))
     assert rows["shortcut_only_gating_b6"]["state"] == "missing"
+    assert (none["model/shortcut"], rows["shortcut_only_gating_b6"]["model/shortcut"]) == ("none", "")
+
+
+def test_csv_names_what_a_command_chose_without_a_sweep() -> None:
+    tables = tables_of(read_runs([ROOT / "outputs/records/runs"]))
+    (line,) = csv.DictReader(io.StringIO(to_csv(tables)))
+    assert [line[key] for key in ("model", "dataset", "epochs")] == ["mnist_resnet52", "mnist", "4"]
 
 
 def test_markdown_is_one_table_with_the_rule_below(tables: list[Table]) -> None:
