@@ -25,6 +25,7 @@ TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
+KINDS = ("png", "svg")
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Picture:
     def save(self, folder: Path) -> list[Path]:
         """Write NAME.png and NAME.svg."""
         folder.mkdir(parents=True, exist_ok=True)
-        files = [folder / f"{self.name}.{kind}" for kind in ("png", "svg")]
+        files = [folder / f"{self.name}.{kind}" for kind in KINDS]
         with styled():
             self.figure.savefig(png := io.BytesIO(), format="png", dpi=150)
         write_atomically(files[0], png.getvalue(), durable=False)
@@ -126,11 +127,27 @@ def write_page(file: Path, template: str, **content: Any) -> None:
         write_atomically(file, printable(TEMPLATES.get_template(template).render(content)))
 
 
+def _pictures_on(file: Path) -> list[str]:
+    """Return the names of the pictures on a page that was written earlier."""
+    try:
+        text = file.read_text(errors="replace")
+    except FileNotFoundError:
+        return []
+    names = map(html.unescape, re.findall(r'<figure id="([^"]+)">', text))
+    return [name for name in names if name == Path(name).name]
+
+
 def write_report_page(
     file: Path, title: str, paragraphs: Sequence[str], warnings: Sequence[str], sections: Sequence[Section]
 ) -> None:
-    """Write a page of sections, and beside it each picture as PNG and SVG; raises what `write_page` raises."""
+    """Write a page of sections, and beside it each picture as PNG and SVG; raises what `write_page` raises.
+
+    If the page replaces an earlier one, the files of the earlier page's pictures are removed.
+    """
     with writing(file.parent):
+        for name in _pictures_on(file):
+            for kind in KINDS:
+                (file.parent / f"{name}.{kind}").unlink(missing_ok=True)
         for section in sections:
             for picture in section.pictures:
                 picture.save(file.parent)

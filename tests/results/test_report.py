@@ -156,6 +156,22 @@ def test_a_report_goes_into_the_folder_of_the_table_and_can_be_written_again(
     assert (row.parent / "report" / "report.html").is_file()
 
 
+def test_a_report_removes_the_figures_of_the_one_before_but_no_others(trained: Trained, tmp_path: Path) -> None:
+    shutil.copytree(trained.path, two := tmp_path / "shortcuts_on_digits")
+    shutil.copytree(trained.path, one := tmp_path / "copy" / two.name)
+    config = two / "none" / "seed0" / "config.yaml"
+    config.write_text(re.sub(r"(?m)^batch_size: \d+$", "batch_size: 33", config.read_text()))
+    folder = tmp_path / "page"
+    report([two], folder, {}, False)
+    before = {file.name for file in folder.iterdir()}
+    (folder / "mine.png").write_bytes(b"")
+    report([one], folder, {}, False)
+    left = {file.name for file in folder.iterdir()}
+    assert before - left
+    report([one], anew := tmp_path / "anew", {}, False)
+    assert left == {file.name for file in anew.iterdir()} | {"mine.png"}
+
+
 def test_many_pairs_are_tested_once_and_counted_where_they_are_cut(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
