@@ -1,6 +1,7 @@
 """`bench.py startup`, `rows`, `grid`, `logging`, `checkpoint` and `sweep` measure what commands take besides training.
 
 `sweep` measures processor time of the commands around a large sweep, without training; the others measure seconds.
+`waiting` measures what threads lose that wait for each other.
 """
 
 import argparse
@@ -47,6 +48,11 @@ COMPOSED = {
     "1,000 seeds": ["-m", "seed=range(1000)"],
     "10,000 runs": ["-m", "seed=range(100)", "optimizer.lr=range(0.01,1.01,0.01)"],
 }
+WAITS = {  # the environment that says how long threads spin before they sleep
+    "as deepnets": {},
+    "as libgomp by itself": {"GOMP_SPINCOUNT": "300000"},
+    "without spinning": {"OMP_WAIT_POLICY": "passive"},
+}
 SAVED = "resnet20,resnet110,preact1001"
 SEEDS = 5  # of each row of the sweep
 TINY = ["model.depth=8", "model.widths=[2,2,2]", "epochs=30", "device=cpu", "threads=1"]
@@ -71,6 +77,28 @@ def measure_startup(arguments: argparse.Namespace) -> list[Comparison]:
         "empty Python": lambda: _seconds("-c", "pass"),
     }
     return [Comparison("start", "seconds", in_turns(candidates, arguments.repeats))]
+
+
+def add_waiting_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `bench.py waiting`."""
+    parser.add_argument("--iterations", type=count, default=24, help="iterations of each run (default: 24)")
+    add_run_options(parser, "digits_resnet", "digits")
+
+
+def measure_waiting(arguments: argparse.Namespace) -> list[Comparison]:
+    """Measure the seconds of a run whose threads spin more or less long before they sleep.
+
+    It is measured alone on the machine, and beside a process that computes without pause.
+    """
+    overrides = [*overrides_of(arguments), "device=cpu", "epochs=null", f"iterations={arguments.iterations}"]
+    candidates = {name: lambda how=how: _training_seconds(overrides, how) for name, how in WAITS.items()}
+    alone = Comparison("alone", "seconds", in_turns(candidates, arguments.repeats))
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        try:
+            beside = Comparison("beside a busy process", "seconds", in_turns(candidates, arguments.repeats))
+        finally:
+            busy.kill()
+    return [alone, beside]
 
 
 def add_rows_options(parser: argparse.ArgumentParser) -> None:
@@ -238,6 +266,17 @@ def _until_first_step(overrides: Sequence[str]) -> float:
         process.kill()
         process.wait()
         return seconds
+
+
+def _training_seconds(overrides: Sequence[str], variables: Mapping[str, str]) -> float:
+    """Train a run in an environment with these variables; return the seconds that its result notes."""
+    environment = {key: value for key, value in os.environ.items() if key not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
+    with tempfile.TemporaryDirectory() as outputs:
+        command = [sys.executable, *TRAIN, *overrides, f"output_root={outputs}"]
+        subprocess.run(command, check=True, env={**environment, **variables}, stdout=subprocess.DEVNULL)
+        (folder,) = run_folders(Path(outputs))
+        assert folder.result
+        return folder.result.seconds or 0.0
 
 
 def _seconds(*arguments: str) -> float:

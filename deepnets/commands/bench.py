@@ -45,6 +45,7 @@ BENCHES = {
     "data": Bench(data.add_data_options, data.measure_data),
     "imagenet": Bench(data.add_imagenet_options, data.measure_imagenet),
     "startup": Bench(overhead.add_startup_options, overhead.measure_startup),
+    "waiting": Bench(overhead.add_waiting_options, overhead.measure_waiting),
     "rows": Bench(overhead.add_rows_options, overhead.measure_rows),
     "logging": Bench(overhead.add_logging_options, overhead.measure_logging),
     "grid": Bench(overhead.add_grid_options, overhead.measure_grid),

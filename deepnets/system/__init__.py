@@ -8,6 +8,7 @@ import sys
 from types import FrameType
 
 STOPPED = b"Stopped. Nothing was begun.\n"
+SPINS = "1000"
 
 
 def begin() -> None:
@@ -15,7 +16,7 @@ def begin() -> None:
 
     From here on Ctrl-C ends the command with one line. A closed standard stream is opened on /dev/null; otherwise the
     next file would get its number, and a library could print into that file. If the working directory is gone, the
-    command ends.
+    command ends. Threads of PyTorch that wait for each other sleep soon, unless the environment says how they wait.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # unless a shell made this process ignore it
         signal.signal(signal.SIGINT, stop_at_once)
@@ -27,6 +28,10 @@ def begin() -> None:
         os.getcwd()
     except FileNotFoundError:
         sys.exit("error: the working directory is gone; change to one that is there")
+    # libgomp's threads would spin 300,000 times before they sleep. Beside another busy process, a thread that spins
+    # takes the time of the one that it waits for. libgomp reads this when torch is imported; `bench.py waiting`.
+    if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
+        os.environ["GOMP_SPINCOUNT"] = SPINS
     # Imports create hundreds of thousands of objects that stay. Python would look for garbage among them after every
     # 700 new ones, and once more when it ends; both together take more processor time than importing torch.
     gc.set_threshold(10_000)

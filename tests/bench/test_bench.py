@@ -34,6 +34,7 @@ BENCHES = {
     "data": [*TINY, "--iterations", "1", "--workers", "0"],
     "imagenet": ["--images", "12", "--batch-size", "4", "--workers", "1"],
     "startup": [*TINY],
+    "waiting": ["model.depth=8", "--iterations", "1"],
     "rows": [],
     "logging": ["--iterations", "1"],
     "grid": ["--rows", "2", "--iterations", "1"],
@@ -42,7 +43,7 @@ BENCHES = {
     "seeds": ["model.depth=8", "--iterations", "1"],
     "lesion": [*TINY, "dataset.source.test=512", "--images", "20"],
 }
-LONG = {"ddp", "memory", "startup", "rows", "logging", "grid", "sweep", "seeds"}  # processes, or a while
+LONG = {"ddp", "memory", "startup", "waiting", "rows", "logging", "grid", "sweep", "seeds"}  # processes, or a while
 PEER = """
 def prepare(task):
     task.model(task.images[:2].permute(0, 3, 1, 2).float())
