@@ -13,6 +13,7 @@ from typing import Any
 
 from deepnets.config.claim_test import DRAWN, ClaimTest, are_names, is_number, read_test
 from deepnets.config.project import CONF
+from deepnets.config.schema import Search
 from deepnets.config.sweep import SWEEPS, names_at, sweep_of
 from deepnets.errors import UserError, nearest
 from deepnets.system.printing import print_error
@@ -161,10 +162,11 @@ def all_claims(folder: Path) -> tuple[tuple[str, Claim | Registered], ...]:
     return tuple(claims)
 
 
-def check_claims(file: Path) -> None:
+def check_claims(file: Path, search: Search | None = None) -> None:
     """Check that the rows in a sweep file's claims and the scales in its margins exist, before any seed is trained.
 
-    A row must exist at one scale or more. A file is not checked if Hydra must compose it to know its rows.
+    `search` is where a command finds the file's options; see `names_at`. A row must exist at one scale or more. A file
+    is not checked if Hydra must compose it to know its rows.
 
     Raises:
         UserError: a row or scale does not exist; the message gives the nearest one that does.
@@ -173,7 +175,7 @@ def check_claims(file: Path) -> None:
     scales = sorted({option.stem for folder in (CONF, file.parents[1]) for option in folder.glob("scale/*.yaml")})
     for scale in margins_of(sweep):
         _check_name(scale, scales, f"{file}: sweep.margins: no scale")
-    rows_of_file = cache(lambda of_rows: {each for scale in scales for each in names_at(of_rows, scale)})
+    rows_of_file = cache(lambda of_rows: {each for scale in scales for each in names_at(of_rows, scale, search)})
     for claim in decidable_of(sweep):
         names = (claim.first, claim.second) if isinstance(claim, Claim) else claim.test.rows if claim.test else ()
         for name in names:

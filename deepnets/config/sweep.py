@@ -18,12 +18,13 @@ from hydra.plugins.config_source import ConfigSource
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from deepnets.config.compose import CONF_ALONE, parsed, searching
-from deepnets.config.hydra_errors import explained
+from deepnets.config import schema
+from deepnets.config.compose import CONF_ALONE, compose, parsed, searching
+from deepnets.config.hydra_errors import HYDRA_ERRORS, explained
 from deepnets.config.identity import folder_name
 from deepnets.config.project import CONF
 from deepnets.config.safe_yaml import LOADER
-from deepnets.config.schema import Search, Sweep, at_scale, axes_of
+from deepnets.config.schema import ABSENT, Search, Sweep, at_scale, axes_of, value_at
 from deepnets.errors import UserError, brief
 
 Axes = dict[str, list[str]]  # the values of each axis, as they are typed
@@ -158,10 +159,12 @@ def value_at_scale(file: Path, key: str, scale: str) -> Any:
         return None
 
 
-def names_at(file: Path, scale: str) -> list[str]:
+def names_at(file: Path, scale: str, search: Search | None = None) -> list[str]:
     """Return the folder names of the rows that a sweep file trains at a scale, in the file's order.
 
-    The list is empty if there is no such file, if only `union` has its rows, or if Hydra must compose it to know them.
+    A row of `union` may lack an axis that other rows have: it is composed from `search` (None: conf/ and the file's own
+    folder of options) to know its value. The list is empty if there is no such file, if only `union` has its rows, or
+    if they cannot be known without composing the file.
 
     Raises:
         UserError: as `sweep_of` and `rows_of`.
@@ -172,8 +175,32 @@ def names_at(file: Path, scale: str) -> list[str]:
         return []
     rules = Sweep(axes=axes_of(node), **{name: node[name] for name in ("zip", "exclude", "union") if name in node})
     grid = rows_of(params_of(rows, None, params | {"seed": 0}), rules, [])
-    named = [dict(word.split("=", 1) for word in row) for row in grid]
-    return list(dict.fromkeys(folder_name(",".join(row.get(axis, "") for axis in rules.axes)) for row in named))
+    search = search or Search(tuple(f"file://{folder}" for folder in file.absolute().parents[1:2] if folder != CONF))
+    names = []
+    for words in grid:
+        values = dict(word.split("=", 1) for word in words)
+        if missing := [axis for axis in rules.axes if axis not in values]:
+            try:
+                row = compose([f"sweep={file.stem}", f"scale={scale}", *words], search)
+            except (*HYDRA_ERRORS, UserError):  # a command that trains this sweep says what is wrong
+                return []
+            values |= {axis: axis_value(row, axis) for axis in missing}
+        names.append(folder_name(",".join(values[axis] for axis in rules.axes)))
+    return list(dict.fromkeys(names))
+
+
+def axis_value(row: schema.Row, axis: str) -> str:
+    """Return what the name of a composed row has for an axis: the option of a group, or the value of a key.
+
+    Raises:
+        UserError: the axis is neither.
+    """
+    if axis in row.choices:
+        return row.choices[axis]
+    value = value_at(row.config, axis, ABSENT)
+    if value is ABSENT:
+        raise UserError(f"sweep.axes: {axis} is neither a group of options nor a key of the configuration")
+    return str(value)
 
 
 def _package(text: str) -> str | None:

@@ -7,7 +7,7 @@ import os
 import shlex
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -70,8 +70,8 @@ def launch(rows: list[Row]) -> int:
     folders, first = folders_of(rows), rows[0].config
     check_tables(rows, folders)
     launcher: Launcher = build("launcher", first.launcher)
-    chosen = use_chosen_code(rows, folders)
     begun, queued = begun_runs(launcher, first, folders)
+    chosen = use_chosen_code(rows, folders, begun)
     claims_below.cache_clear()
     errors = {}
     pairs = list(zip(rows, folders, strict=True))
@@ -140,22 +140,23 @@ def begun_runs(
 ) -> tuple[set[RunFolder], list[RunFolder]]:
     """Return the runs that have begun, and those that this command leaves to jobs in the launcher's queue.
 
-    A run has begun if it has a checkpoint, or a job that may execute it; with code=frozen, any job counts. A queued run
-    keeps the code that it notes, unless the command chooses a version.
+    A run has begun if it has a checkpoint, or a job that may execute it. A queued run keeps the code that it notes,
+    unless the command chooses a version.
 
     Raises:
         UserError: the queue cannot be read.
     """
     queued = launcher.queued(folders)
     waiting = queued or set()
-    counts_jobs = queued is None or first.code == CodeChoice.frozen
-    begun = {each for each in folders if each.has_checkpoint or (each.has_begun if counts_jobs else each in waiting)}
+    begun = {each for each in folders if each.has_checkpoint or (each.has_begun if queued is None else each in waiting)}
     is_chosen = first.overwrite or first.code
     return begun, [] if is_chosen else [each for each in folders if each in waiting]
 
 
-def use_chosen_code(rows: Sequence[Row], folders: Sequence[RunFolder]) -> dict[RunFolder, Code | UserError]:
-    """Let this process import the chosen version of the user's modules.
+def use_chosen_code(
+    rows: Sequence[Row], folders: Sequence[RunFolder], begun: Collection[RunFolder]
+) -> dict[RunFolder, Code | UserError]:
+    """Let this process import the chosen version of the user's modules; `begun` is as in `begun_runs`.
 
     Returns, with code=frozen, the version for each run that this command sets up, or why it cannot be taken. Why an
     unfinished run cannot take its version, its check says.
@@ -164,7 +165,7 @@ def use_chosen_code(rows: Sequence[Row], folders: Sequence[RunFolder]) -> dict[R
     chosen: dict[RunFolder, Code | UserError] = {}
     lacking = dict[RunFolder, Config]()
     for row, folder in zip(rows, folders, strict=True) if rows[0].config.code == CodeChoice.frozen else ():
-        is_new = row.config.overwrite or not (folder.has_begun or folder.is_complete)
+        is_new = row.config.overwrite or not (folder in begun or folder.is_complete)
         try:
             if is_new and (found := kept_code(folder, row.config)):
                 execute_copy(*found)
@@ -195,7 +196,7 @@ def check_tables(rows: Sequence[Row], folders: Sequence[RunFolder]) -> None:
     tables = {folder.path.parents[1]: row for row, folder in zip(rows, folders, strict=True)}
     for place, row in tables.items():
         if row.config.sweep and (sweep_file := file_of_sweep(row)).is_file():
-            check_claims(sweep_file)
+            check_claims(sweep_file, row.search)
         file = next(place.glob(f"*/*/{Origin.FILE}"), None)
         with suppress(Unreadable):  # if a command needs this run's origin, it reports the error
             origin = Origin.read(file.parent) if file else None

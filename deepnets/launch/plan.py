@@ -56,10 +56,10 @@ def show_plan(rows: list[Row]) -> int:
     folders, first = folders_of(rows), rows[0].config
     check_tables(rows, folders)
     launcher: Launcher = build("launcher", first.launcher)
-    chosen = use_chosen_code(rows, folders)
     begun, queued = {folder for folder in folders if folder.has_begun}, list[RunFolder]()
     with suppress(UserError):  # SLURM does not answer, which `describe` says below
         begun, queued = begun_runs(launcher, first, folders)
+    chosen = use_chosen_code(rows, folders, begun)
     paces = Paces(first.plan == TIMED)
     planned = []
     with Console(stderr=True).status("planning") as status:  # shown only on a terminal

@@ -16,8 +16,8 @@ from omegaconf.errors import OmegaConfBaseException
 from deepnets.config.compose import compose, composed_base
 from deepnets.config.identity import flat, folder_name, is_execution
 from deepnets.config.project import CONF
-from deepnets.config.schema import ABSENT, DEFAULTS, Config, Row, Search, value_at
-from deepnets.config.sweep import SWEEPS
+from deepnets.config.schema import DEFAULTS, Config, Row, Search, value_at
+from deepnets.config.sweep import SWEEPS, axis_value
 from deepnets.errors import UserError, brief
 from deepnets.runs.folder import RunFolder, run_folders
 
@@ -60,7 +60,7 @@ def folder_of(row: Row) -> RunFolder:
         if not axes:
             raise UserError("sweep.rows: names no choice; must be as {model/shortcut: [identity, none]}")
         grid, changes = row.config.name or row.choices["sweep"], _changes(row, {"sweep", *axes})
-        name = ",".join(_axis_value(row, axis) for axis in axes)
+        name = ",".join(axis_value(row, axis) for axis in axes)
         places = [("+".join([grid, *kept]), name) for kept in _parts(changes)]
     else:
         grid = row.config.name or RUNS
@@ -175,12 +175,3 @@ def _is_dataset(name: str, row: Row) -> bool:
     """Return whether a data set of this name can be chosen."""
     places = (Path(place.removeprefix("file://")) for place in row.search.places)
     return any((folder / "dataset" / f"{name}.yaml").is_file() for folder in (CONF, *places))
-
-
-def _axis_value(row: Row, axis: str) -> str:
-    if axis in row.choices:
-        return row.choices[axis]
-    value = value_at(row.config, axis, ABSENT)
-    if value is ABSENT:
-        raise UserError(f"sweep.axes: {axis} is neither a group of options nor a key of the configuration")
-    return str(value)

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from statistics import correlation, mean
 from typing import Any
 
@@ -15,9 +16,10 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from deepnets.config.build import build, check_ranges
+from deepnets.config.claim import check_claims
 from deepnets.config.compose import compose, composed
 from deepnets.config.project import CONF
-from deepnets.config.schema import Config, Row, at_scale, case, choice, log_uniform, uniform
+from deepnets.config.schema import Config, Row, Search, at_scale, case, choice, log_uniform, uniform
 from deepnets.config.sweep import names_at
 from deepnets.errors import UserError
 from deepnets.run import build_model
@@ -107,6 +109,29 @@ def check_network(config: Config) -> None:
         with torch.device("meta"):
             model_of(config, dataset.shape, dataset.classes)
     built.add(architecture)
+
+
+UNLIKE = """# @package _global_
+sweep:
+  rows: {model.depth: [8, 14]}
+  union:
+    - {schedule: [cosine, constant]}
+    - {schedule: cosine, optimizer: sgd, epochs: 3}
+  claims: [{claim: "8,cosine,nesterov,164 is lower than 8,cosine,sgd,3"}]
+"""
+
+
+def test_a_row_of_a_union_is_named_by_the_default_of_an_axis_that_it_lacks(tmp_path: Path) -> None:
+    (tmp_path / "sweep").mkdir()
+    (file := tmp_path / "sweep" / "unlike.yaml").write_text(UNLIKE)
+    names = names_at(file, "full")
+    assert names[:2] == ["8,cosine,nesterov,164", "8,constant,nesterov,164"]
+    assert names[-1] == "14,cosine,sgd,3"
+    words = [["model.depth=8", "schedule=cosine"], ["model.depth=14", "schedule=cosine", "optimizer=sgd", "epochs=3"]]
+    search = Search((f"file://{tmp_path}",))
+    composed_rows = [compose(["sweep=unlike", *row], search) for row in words]
+    assert [folder_of(row).path.parent.name for row in composed_rows] == [names[0], names[-1]]
+    check_claims(file)
 
 
 @pytest.mark.parametrize("sweep", some(SWEEPS))

@@ -102,10 +102,16 @@ def test_the_same_command_after_an_edit_leaves_queued_runs_to_their_code(clone: 
             train(clone, *seeds, "code=frozen")
         (clone / "away").rename(copy)
         assert code(1) == old
-        assert "1 of 3 runs submitted; 2 already in the queue" in train(clone, *seeds)
+        printed = train(clone, *seeds)
+        assert "1 of 3 runs submitted; 2 already in the queue" in printed
         assert (code(0), code(1)) == (old, code(2))  # nothing of seed 1 was trained, so it takes today's code
 
         answer("scontrol", "release", jobs[0])
         until(lambda: not any(task.startswith(jobs[0]) for task in queue()), "the first job has ended")
         (trained_by,) = json.loads((run_folder(clone, 0) / "result.json").read_text())["code"].values()
         assert trained_by["hash"] == old
+
+        answer("scancel", again := job_of(printed))
+        until(lambda: not any(task.startswith(again) for task in queue()), "the job of seed 1 is cancelled")
+        train(clone, "name=queued", "seed=1", "code=frozen")
+        assert code(1) == old  # of the seed that is trained, not of the job that was cancelled

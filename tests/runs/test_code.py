@@ -190,9 +190,9 @@ def test_the_frozen_code_of_one_row_is_not_taken_for_another(
         kept.freeze(new.config, Origin(code=noted))
         store(kept, new.config, noted)
         (kept.path / "checkpoint.pt").touch()
-        assert use_chosen_code([new], [other]) == {}
+        assert use_chosen_code([new], [other], []) == {}
         (project / "own_scales.py").write_text(SCALES.replace("1.0", "5.0"))
-        chosen = use_chosen_code([new, new], [seed, other])
+        chosen = use_chosen_code([new, new], [seed, other], [])
         assert chosen[seed] == noted
         assert "needs another version of own_scales than this process has imported" in str(chosen[other])
 
