@@ -1,6 +1,7 @@
 """Signals that ask a run to stop: they are noted, and the run stops between two iterations."""
 
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -8,7 +9,12 @@ from typing import Self
 
 # Ctrl-C; the end of a job; SLURM's warning before the end, if the job asks for it; the end of the terminal.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-RESUME = "Run the same command again to resume"
+
+
+def how_to_resume() -> str:
+    """Say what a user types to resume what this command trains; overwrite=true would delete it."""
+    has_overwrite = any(word.lower().startswith("overwrite=") for word in sys.argv)
+    return f"Run the same command again{', without overwrite,' * has_overwrite} to resume"
 
 
 class Interrupted(BaseException):

@@ -21,7 +21,7 @@ from typing import Self
 
 import numpy as np
 
-from deepnets.distributed.signals import RESUME, SIGNALS, Interruption, signals_blocked
+from deepnets.distributed.signals import SIGNALS, Interruption, how_to_resume, signals_blocked
 from deepnets.distributed.world import STORE
 from deepnets.errors import UserError
 from deepnets.system.files import opened_to_append
@@ -112,7 +112,9 @@ class ForkServer:
                 answer = self._requests.recv()
         except (EOFError, ConnectionError) as error:
             ended = how_it_ended(self._process.wait())
-            raise ServerEnded(f"the process that forks the runs: {ended}; the runs in flight save. {RESUME}") from error
+            raise ServerEnded(
+                f"the process that forks the runs: {ended}; the runs in flight save. {how_to_resume()}"
+            ) from error
         if isinstance(answer, OSError):
             raise answer
         return answer

@@ -16,7 +16,7 @@ import torch
 from deepnets.config.identity import PLAIN_LOSS, flat, identity
 from deepnets.config.schema import Config, StepKind
 from deepnets.data.loading import check_decoder
-from deepnets.distributed.signals import RESUME, Interrupted, Interruption
+from deepnets.distributed.signals import Interrupted, Interruption, how_to_resume
 from deepnets.distributed.world import ALONE
 from deepnets.errors import UserError, system_message
 from deepnets.launch.grid import Retry, Tally, failed_before
@@ -196,7 +196,7 @@ def run_together(folders: Sequence[RunFolder]) -> dict[RunFolder, Ending]:
                 network = stack.Stack([execution.training for execution in going])
                 train(going, stack.fit_together(network), interruption, fail)
         except Interrupted as stop:
-            print_error(f"\nStopped by {stop}; {len(unfinished())} runs trained at once are saved. {RESUME}.")
+            print_error(f"\nStopped by {stop}; {len(unfinished())} runs trained at once are saved. {how_to_resume()}.")
             raise
         except Exception as error:  # the batched network failed, and with it every run
             for execution in unfinished():

@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 
 from deepnets.config.schema import Config
-from deepnets.distributed.signals import RESUME, SIGNALS, Interrupted, Interruption
+from deepnets.distributed.signals import SIGNALS, Interrupted, Interruption, how_to_resume
 from deepnets.distributed.spawn import Forked, ForkServer, ServerEnded, how_it_ended
 from deepnets.errors import UserError
 from deepnets.launch.grid import OUTPUT, Retry, Tally, failed_before
@@ -109,7 +109,7 @@ class Pool:
         exit_code = tally.print()
         if interruption.received:
             stop = Interrupted(interruption.received)
-            print_error(f"Stopped by {stop}; the runs in flight are saved. {RESUME}.")
+            print_error(f"Stopped by {stop}; the runs in flight are saved. {how_to_resume()}.")
             raise stop
         return exit_code
 

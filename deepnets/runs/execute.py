@@ -10,7 +10,7 @@ from dataclasses import replace
 from deepnets.config.identity import difference, identity_hash
 from deepnets.config.schema import Config
 from deepnets.config.trust import chosen_code, trusted
-from deepnets.distributed.signals import RESUME, SIGNALS, Interrupted, Interruption
+from deepnets.distributed.signals import SIGNALS, Interrupted, Interruption, how_to_resume
 from deepnets.distributed.spawn import how_it_ended, processes
 from deepnets.distributed.world import world_from_env
 from deepnets.errors import UserError, system_message
@@ -88,7 +88,8 @@ def run(folder: RunFolder) -> Result:
         except Interrupted as stop:
             if world.is_first:
                 again = shlex.join(["python", *COMMAND[1:], str(folder), *_trust(), *_choice()])
-                print_error(f"\nStopped by {stop}; {folder} is saved. {RESUME}, or\n{again}")
+                state, or_this = ("finished", ".") if folder.is_complete else ("saved", f", or\n{again}")
+                print_error(f"\nStopped by {stop}; {folder} is {state}. {how_to_resume()}{or_this}")
             raise
         except Exception as error:
             if interruption.received and is_alone:  # saving failed, but the signal stops the next run

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from deepnets.distributed.signals import SIGNALS, Interrupted, Interruption, block_signals
+from deepnets.runs import execute
 from deepnets.runs.contents import Origin
 from deepnets.runs.folder import RunFolder
+from deepnets.training.fit import Training
 from tests.command import ENVIRONMENT, ROOT, row
 
 
@@ -66,6 +68,28 @@ def test_what_was_held_back_is_noted() -> None:
     with Interruption() as interruption:
         assert interruption.received == signal.SIGTERM
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(SIGNALS)
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_a_stopped_command_says_what_is_saved_and_never_to_overwrite_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_late: bool
+) -> None:
+    train = execute.train
+
+    def stopped(executions: list[execute.Execution], steps: Iterator[Training], interruption: Interruption) -> None:
+        if is_late:
+            train(executions, steps, interruption)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(execute, "train", stopped)
+    monkeypatch.setattr(sys, "argv", ["train.py", "overwrite=true"])
+    folder = RunFolder(tmp_path)
+    folder.freeze(row(tmp_path, "epochs=1", "model.depth=8", "model.widths=[2,2,2]").config, Origin())
+    with pytest.raises(Interrupted):
+        execute.run(folder)
+    again = "Run the same command again, without overwrite, to resume"
+    said = f"{folder} is finished. {again}.\n" if is_late else f"{folder} is saved. {again}, or\npython -m deepnets.run"
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.slow
