@@ -87,7 +87,7 @@ def report(
     for table, sheets in zip(tables, comparisons, strict=True):
         _print_table(console, table, sheets if full else None)
         ended = [run.folder for column in table.columns for run in column.runs if run.has_ended and run.code]
-        changes += [f"{table.name}: {line}" for line in (*_of_earlier_code(ended), *_looked_at_before(table))]
+        changes += [f"{table.name}: {line}" for line in (*_of_earlier_code(ended), *_looked_at_before(table, tables))]
     for line in changes:
         console.print(as_text(f"warning: {line}", style="yellow"), soft_wrap=True)
     for kind, file in exports.items():
@@ -245,14 +245,16 @@ def _of_earlier_code(ended: Sequence[RunFolder]) -> Iterator[str]:
         yield f"your code ({files}) has changed since it trained {results} of this table; rows {rows}"
 
 
-def _looked_at_before(table: Table) -> Iterator[str]:
-    """Yield a line if results by earlier versions of the user's code may have been seen before those in the table."""
+def _looked_at_before(table: Table, shown: Sequence[Table]) -> Iterator[str]:
+    """Yield a line if results by other versions of the user's code, which no table shows, may have been seen before."""
     runs = [run for column in table.columns for run in column.runs]
+    all_runs = [run for other in shown for column in other.columns for run in column.runs]
+    everywhere = set[str]().union(*(run.folder.code_hashes for run in all_runs))
     for grid in dict.fromkeys(run.grid for run in runs) if has_claims(table, table.sweeps) else ():
-        if versions := replaced_versions(grid):
+        if versions := [version for version in replaced_versions(grid) if version not in everywhere]:
             yield (
-                f"earlier code of yours ({listed(versions)} in {RunFolder(grid / FOLDER)}) has no result here any "
-                "more. If you saw its results before you changed it, claims about its rows have been looked at before"
+                f"other code of yours ({listed(versions)} in {RunFolder(grid / FOLDER)}) has no result here any more. "
+                "If you saw its results, claims about its rows have been looked at before"
             )
 
 

@@ -136,7 +136,7 @@ def test_code_whose_results_are_gone_is_named_where_claims_are_tested(
         own.parent.mkdir()
         own.write_text(f"sweep:\n  rows: {{model/shortcut: [none, identity]}}\n  claims: {claims}\n")
         assert report([table], tmp_path / "page", {}, False, own.parent) == 0
-        told = f"earlier code of yours ({'a' * 16} in {table / '.code'}) has no result here any more"
+        told = f"other code of yours ({'a' * 16} in {table / '.code'}) has no result here any more"
         assert (told in capsys.readouterr().out) == is_told
         assert ("has no result here any more" in (tmp_path / "page" / "report.html").read_text()) == is_told
 
