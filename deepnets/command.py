@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from deepnets.config.hydra_errors import HYDRA_ERRORS, explain
 from deepnets.config.trust import choose_code, trust
-from deepnets.distributed.signals import Interrupted
+from deepnets.distributed.signals import Interrupted, how_to_resume
 from deepnets.errors import UserError, nearest, shortened, system_message
 from deepnets.system import stop_at_once
 from deepnets.system.printing import print_error
@@ -186,7 +186,7 @@ def _end_stopped() -> NoReturn:
     This does not call sys.exit, which may end the process by SIGINT instead if Ctrl-C came while Python executed
     generated code, such as a method of a dataclass.
     """
-    print_error("Stopped. Run the same command again to resume.")
+    print_error(f"Stopped. {how_to_resume()}.")
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):

@@ -14,7 +14,7 @@ from typing import Any
 from deepnets.config.claim_test import DRAWN, ClaimTest, are_names, is_number, read_test
 from deepnets.config.project import CONF
 from deepnets.config.schema import Search
-from deepnets.config.sweep import SWEEPS, names_at, sweep_of
+from deepnets.config.sweep import SWEEPS, matching, names_at, sweep_of
 from deepnets.errors import UserError, nearest
 from deepnets.system.printing import print_error
 
@@ -193,7 +193,7 @@ def check_claims(file: Path, search: Search | None = None) -> None:
 
 
 def _check_name(name: str, names: Sequence[str], wrong: str) -> None:
-    if name not in names:
+    if matching(name, names) is None:
         raise UserError(f"{wrong} {name}{nearest(name, names)}")
 
 

@@ -4,6 +4,8 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from fnmatch import fnmatchcase
 from itertools import islice, product
 from math import inf
 from pathlib import Path
@@ -34,6 +36,7 @@ R = TypeVar("R")
 HEADER = "# @package _global_"
 SWEEPS = CONF / "sweep"
 STATISTIC = re.compile(r"(single|drawn|none|(best|median|mean) of [1-9]\d*)\b")
+ANY = "*"  # stands in the name of a row for the value of an axis that its file does not give
 LARGEST_GRID = 10_000  # runs of one command, which are all composed before the first one starts
 TOO_LARGE = f"a grid of more than {LARGEST_GRID:,} runs, the most that one command composes"
 
@@ -162,9 +165,10 @@ def value_at_scale(file: Path, key: str, scale: str) -> Any:
 def names_at(file: Path, scale: str, search: Search | None = None) -> list[str]:
     """Return the folder names of the rows that a sweep file trains at a scale, in the file's order.
 
-    A row of `union` may lack an axis that other rows have: it is composed from `search` (None: conf/ and the file's own
-    folder of options) to know its value. The list is empty if there is no such file, if only `union` has its rows, or
-    if they cannot be known without composing the file.
+    A row of `union` may lack an axis that other rows have. With `search`, where a command finds the file as an option,
+    the row is composed to know the axis's value; without it, or if that fails, the name has `ANY` there: see
+    `matching`. The list is empty if there is no such file, if only `union` has its rows, or if Hydra must compose the
+    file itself to know them.
 
     Raises:
         UserError: as `sweep_of` and `rows_of`.
@@ -175,18 +179,21 @@ def names_at(file: Path, scale: str, search: Search | None = None) -> list[str]:
         return []
     rules = Sweep(axes=axes_of(node), **{name: node[name] for name in ("zip", "exclude", "union") if name in node})
     grid = rows_of(params_of(rows, None, params | {"seed": 0}), rules, [])
-    search = search or Search(tuple(f"file://{folder}" for folder in file.absolute().parents[1:2] if folder != CONF))
     names = []
     for words in grid:
         values = dict(word.split("=", 1) for word in words)
-        if missing := [axis for axis in rules.axes if axis not in values]:
-            try:
+        if search and not {*rules.axes} <= values.keys():
+            with suppress(*HYDRA_ERRORS, UserError):  # a command that trains this row says what is wrong
                 row = compose([f"sweep={file.stem}", f"scale={scale}", *words], search)
-            except (*HYDRA_ERRORS, UserError):  # a command that trains this sweep says what is wrong
-                return []
-            values |= {axis: axis_value(row, axis) for axis in missing}
-        names.append(folder_name(",".join(values[axis] for axis in rules.axes)))
+                values = {axis: axis_value(row, axis) for axis in rules.axes} | values
+        parts = [folder_name(values[axis]) if axis in values else ANY for axis in rules.axes]
+        names.append(",".join(parts) if ANY in parts else folder_name(",".join(values[axis] for axis in rules.axes)))
     return list(dict.fromkeys(names))
+
+
+def matching(row: str, names: Iterable[str]) -> int | None:
+    """Return the place of the first of these names, as `names_at` returns them, that the row has; None if none."""
+    return next((place for place, name in enumerate(names) if name == row or fnmatchcase(row, name)), None)
 
 
 def axis_value(row: schema.Row, axis: str) -> str:
@@ -196,7 +203,7 @@ def axis_value(row: schema.Row, axis: str) -> str:
         UserError: the axis is neither.
     """
     if axis in row.choices:
-        return row.choices[axis]
+        return str(row.choices[axis])
     value = value_at(row.config, axis, ABSENT)
     if value is ABSENT:
         raise UserError(f"sweep.axes: {axis} is neither a group of options nor a key of the configuration")

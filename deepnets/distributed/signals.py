@@ -1,5 +1,6 @@
 """Signals that ask a run to stop: they are noted, and the run stops between two iterations."""
 
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -13,8 +14,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 def how_to_resume() -> str:
     """Say what a user types to resume what this command trains; overwrite=true would delete it."""
-    has_overwrite = any(word.lower().startswith("overwrite=") for word in sys.argv)
-    return f"Run the same command again{', without overwrite,' * has_overwrite} to resume"
+    has_overwrite = any(re.fullmatch(r"\+*overwrite=['\"]?(true|yes|on|1)['\"]?", word.lower()) for word in sys.argv)
+    return f"Run the same command again{', without overwrite=true,' * has_overwrite} to resume"
 
 
 class Interrupted(BaseException):

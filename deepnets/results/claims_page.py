@@ -9,7 +9,7 @@ from pathlib import Path
 from deepnets.config.claim import Claim, Registered, Relation, decidable_of, registered_of
 from deepnets.config.project import program
 from deepnets.config.schema import Row
-from deepnets.config.sweep import SWEEPS, names_at, sweep_of
+from deepnets.config.sweep import SWEEPS, matching, names_at, sweep_of
 from deepnets.results.claims import (
     OTHER_DEPTH,
     AnyFinding,
@@ -350,8 +350,10 @@ def _section(file: Path, claims: Sequence[Claim | Registered], tested: Sequence[
         if column.sweep != file.stem:
             continue
         missing = [finding for finding in missing if not _has_runs(finding)]
-        names = {*names_at(file, column.scale)}
-        possible = [finding for finding in missing if not names or _rows_here(finding) <= names]
+        names = names_at(file, column.scale)
+        possible = [
+            each for each in missing if not names or None not in (matching(row, names) for row in _rows_here(each))
+        ]
         untested[file.stem, column.label] = [finding.text for finding in possible]
         left_out[column.scale] = [finding.text for finding in missing if finding not in possible]
     if lines:

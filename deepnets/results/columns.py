@@ -332,13 +332,17 @@ def _mixture(what: str, values: Sequence[Any]) -> str:
     return f"{what}: " + ", ".join(f"{value} ({count} run{'s' * (count > 1)})" for value, count in counts)
 
 
-def choices_of_row(run: Run) -> dict[str, str]:
-    """Return the words of the row's name by the group or key whose choice each names, as {"model/shortcut": "none"}."""
-    axes = {axis.replace("/", "."): axis for axis in run.sweep.get("axes", [])}
+def choices_of_row(run: Run) -> dict[str, Any]:
+    """Return what names the run's row, by group or key, as {"model/shortcut": "none", "model.depth": 8}.
+
+    A record has no options; there it is the word in the row's name.
+    """
     words: dict[str, list[str]] = {}
     for key, word in _parts(run.row, run):
-        words.setdefault(axes.get(key, key), []).append(word.removeprefix(f"{key}="))
-    return {axis: ",".join(values) for axis, values in words.items()}
+        words.setdefault(key, []).append(word.removeprefix(f"{key}="))
+    names = {group.replace("/", "."): group for group in [*run.options, *run.sweep.get("axes", [])]}
+    known = run.options | run.settings
+    return {names.get(key, key): known.get(names.get(key, key), ",".join(values)) for key, values in words.items()}
 
 
 def _parts(row: str, run: Run) -> list[tuple[str, str]]:

@@ -121,7 +121,8 @@ def load_results(*folders: str | Path, project: str | Path | None = None) -> Res
 def to_csv(tables: Sequence[Table]) -> str:
     """Write a line for each row or trial of each column: errors in percent, unrounded, `inf` if diverged.
 
-    The last columns are the groups and keys that name the rows, such as `model/shortcut`, with each row's value.
+    The last columns are the groups and keys that name the rows, such as `model/shortcut`; a row without runs has no
+    values there.
     """
     tables = [table.trials or table for table in tables]
     runs = [run for table in tables for cell in table.cells.values() for run in cell.runs]

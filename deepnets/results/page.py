@@ -25,7 +25,8 @@ TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-KINDS = ("png", "svg")
+PICTURE_KINDS = ("png", "svg")
+MARK = '<meta name="generator" content="deepnets">'  # in the head of page.html
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Picture:
     def save(self, folder: Path) -> list[Path]:
         """Write NAME.png and NAME.svg."""
         folder.mkdir(parents=True, exist_ok=True)
-        files = [folder / f"{self.name}.{kind}" for kind in KINDS]
+        files = [folder / f"{self.name}.{kind}" for kind in PICTURE_KINDS]
         with styled():
             self.figure.savefig(png := io.BytesIO(), format="png", dpi=150)
         write_atomically(files[0], png.getvalue(), durable=False)
@@ -127,14 +128,14 @@ def write_page(file: Path, template: str, **content: Any) -> None:
         write_atomically(file, printable(TEMPLATES.get_template(template).render(content)))
 
 
-def _pictures_on(file: Path) -> list[str]:
-    """Return the names of the pictures on a page that was written earlier."""
+def _pictures_on(file: Path) -> set[str]:
+    """Return the names of the pictures on a page that an earlier report wrote; none if another program wrote it."""
     try:
         text = file.read_text(errors="replace")
     except FileNotFoundError:
-        return []
-    names = map(html.unescape, re.findall(r'<figure id="([^"]+)">', text))
-    return [name for name in names if name == Path(name).name]
+        return set()
+    names = map(html.unescape, re.findall(r'<figure id="([^"]+)">', text)) if MARK in text else ()
+    return {name for name in names if name == Path(name).name}
 
 
 def write_report_page(
@@ -142,15 +143,17 @@ def write_report_page(
 ) -> None:
     """Write a page of sections, and beside it each picture as PNG and SVG; raises what `write_page` raises.
 
-    If the page replaces an earlier one, the files of the earlier page's pictures are removed.
+    If the page replaces an earlier one, the files of pictures that only the earlier page has are removed.
     """
     with writing(file.parent):
-        for name in _pictures_on(file):
-            for kind in KINDS:
-                (file.parent / f"{name}.{kind}").unlink(missing_ok=True)
+        before = _pictures_on(file)
         for section in sections:
             for picture in section.pictures:
                 picture.save(file.parent)
     sections = [replace(each, sheets=[sheet.without_empty_columns() for sheet in each.sheets]) for each in sections]
     filled = [section for section in sections if section.sheets or section.pictures or section.notes]
     write_page(file, "page.html", title=title, paragraphs=paragraphs, warnings=warnings, sections=filled)
+    with writing(file.parent):
+        for name in before - {picture.name for section in sections for picture in section.pictures}:
+            for kind in PICTURE_KINDS:
+                (file.parent / f"{name}.{kind}").unlink(missing_ok=True)

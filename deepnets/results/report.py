@@ -87,7 +87,7 @@ def report(
     for table, sheets in zip(tables, comparisons, strict=True):
         _print_table(console, table, sheets if full else None)
         ended = [run.folder for column in table.columns for run in column.runs if run.has_ended and run.code]
-        changes += [f"{table.name}: {line}" for line in (*_of_earlier_code(ended), *_looked_at_before(table, tables))]
+        changes += [f"{table.name}: {line}" for line in (*_of_earlier_code(ended), *_looked_at_before(table))]
     for line in changes:
         console.print(as_text(f"warning: {line}", style="yellow"), soft_wrap=True)
     for kind, file in exports.items():
@@ -245,13 +245,14 @@ def _of_earlier_code(ended: Sequence[RunFolder]) -> Iterator[str]:
         yield f"your code ({files}) has changed since it trained {results} of this table; rows {rows}"
 
 
-def _looked_at_before(table: Table, shown: Sequence[Table]) -> Iterator[str]:
-    """Yield a line if results by other versions of the user's code, which no table shows, may have been seen before."""
+def _looked_at_before(table: Table) -> Iterator[str]:
+    """Yield a line if results of these rows by other code of the user's may have been seen, but are not shown."""
     runs = [run for column in table.columns for run in column.runs]
-    all_runs = [run for other in shown for column in other.columns for run in column.runs]
-    everywhere = set[str]().union(*(run.folder.code_hashes for run in all_runs))
     for grid in dict.fromkeys(run.grid for run in runs) if has_claims(table, table.sweeps) else ():
-        if versions := [version for version in replaced_versions(grid) if version not in everywhere]:
+        here = {run.experiment for run in runs if run.grid == grid}
+        elsewhere = [run for run in runs if run.grid != grid and run.experiment in here]
+        shown = set[str]().union(*(run.folder.code_hashes for run in elsewhere))
+        if versions := [version for version in replaced_versions(grid) if version not in shown]:
             yield (
                 f"other code of yours ({listed(versions)} in {RunFolder(grid / FOLDER)}) has no result here any more. "
                 "If you saw its results, claims about its rows have been looked at before"

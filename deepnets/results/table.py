@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from deepnets.config.sweep import SWEEPS, names_at
+from deepnets.config.sweep import SWEEPS, matching, names_at
 from deepnets.errors import UserError
 from deepnets.results.cell import FAIL_ABOVE, TRIAL, Cell, Net, is_search, nets_of, search_note
 from deepnets.results.columns import FULL, Column, columns_of, frame_of, warnings_of
@@ -105,11 +105,11 @@ class Table:
     def removed_rows(self) -> list[str]:
         """The trained rows that the sweep's file lacks, as after an edit."""
         scales = {run.settings.get("scale.name", FULL) for cell in self.cells.values() for run in cell.runs}
-        declared = {row for scale in {FULL, *scales} for row in _declared(self.sweeps / f"{self.name}.yaml", scale)}
+        declared = [row for scale in {FULL, *scales} for row in _declared(self.sweeps / f"{self.name}.yaml", scale)]
         if self.trials or not declared:
             return []
         trained = {row for (row, _), cell in self.cells.items() if cell.runs}
-        return [row for row in self.rows if row in trained - declared]
+        return [row for row in self.rows if row in trained and matching(row, declared) is None]
 
     @property
     def notes(self) -> list[str]:
@@ -230,9 +230,9 @@ def comparison_sheet(title: str, comparisons: Sequence[Comparison]) -> Sheet:
 
 def _table(name: str, runs: pd.DataFrame, sweeps: Path, edited: Path | None) -> Table:
     published = published_of(name, sweeps) if any(run.sweep for run in runs["run"]) else Published()
-    order = {row: place for place, row in enumerate(_declared(sweeps / f"{name}.yaml", FULL))}
-    unpublished = {*runs["row"]} - published.rows.keys()
-    trained = sorted(unpublished, key=lambda row: (order.get(row, len(order)), natural(row)))
+    declared = _declared(sweeps / f"{name}.yaml", FULL)
+    order = {row: matching(row, declared) for row in {*runs["row"]} - published.rows.keys()}
+    trained = sorted(order, key=lambda row: (math.inf if order[row] is None else order[row], natural(row)))
     rows, columns = (*published.rows, *trained), tuple(columns_of(runs, edited))
     cells = {}
     for index, column in enumerate(columns):

@@ -35,8 +35,7 @@ NODES = ("model", "dataset", "optimizer", "schedule", "loss")
 
 def code_of(config: Config) -> Code | None:
     """Return the user's own code that a run with this configuration uses; None if it names only deepnets' classes."""
-    sources = sources_of(config)
-    if not sources:
+    if not (sources := sources_of(config)):
         return None
     files = sorted(sources.items())
     modules = {name: _hash(_read(source)) if isinstance(source, Path) else source for name, source in files}
@@ -125,20 +124,18 @@ def noted_code(folder: RunFolder) -> Code | None:
 
 def beside_other_code(runs: Mapping[RunFolder, Code], is_told: bool = False) -> str | None:
     """Return a line if other code of the user's trained other seeds of these rows; if `is_told` of it, a short one."""
-    rows, these = {folder.path.parent: code for folder, code in runs.items()}, {folder.path for folder in runs}
-    names = []
-    for row, code in rows.items():
-        for seed in run_folders(row):
+    these, names = {folder.path for folder in runs}, []
+    for row, code in {folder.path.parent: code for folder, code in runs.items()}.items():
+        for seed in [seed for seed in run_folders(row) if seed.path not in these]:
             with suppress(Unreadable):  # nobody asked for this seed
-                if seed.path not in these and seed.is_complete and not is_by(seed, code):
+                if seed.is_complete and not is_by(seed, code):
                     names.append(row.name)
     if not names:
         return None
     is_frozen = chosen_code() == CodeChoice.frozen
-    more = "for seeds by the old code instead, add code=frozen, and overwrite=true for seeds that have begun"
+    more = "for seeds by the old code instead, add code=frozen, and overwrite=true too if they have a checkpoint"
     if is_told:
-        what = f"the seeds of {listed(names)} that this command trains use your code of today; {more}"
-        return None if is_frozen else what
+        return None if is_frozen else f"the seeds of {listed(names)} that this command trains use today's code; {more}"
     beside = f"To train in another folder, add {BESIDE}{'' if is_frozen else f'; {more}'}"
     return f"other seeds of {listed(names)} were trained by other code of yours; {MIXED}. {beside}"
 
@@ -146,8 +143,9 @@ def beside_other_code(runs: Mapping[RunFolder, Code], is_told: bool = False) -> 
 def kept_code(folder: RunFolder, config: Config) -> tuple[RunFolder, Code] | None:
     """Return the version that code=frozen chooses for a run that is set up now, and a run that notes it.
 
-    It is the version of the row's other seeds that have begun (if there are two, not the folder's own), or else the one
-    that the folder notes. None if there is neither, or if the configuration names only deepnets' classes.
+    It is the version of the row's other seeds that have begun (if there are two, not the folder's own), or else the
+    folder's own. Unless it is overwritten, a folder that has its own, as after a cancelled job, takes another only if
+    all trained seeds have it. None if there is no version, or if the configuration names only deepnets' classes.
 
     Raises:
         UserError: the other seeds are of several versions.
@@ -157,13 +155,15 @@ def kept_code(folder: RunFolder, config: Config) -> tuple[RunFolder, Code] | Non
     own: dict[str, tuple[RunFolder, Code]] = {}
     with suppress(Unreadable):
         own = {code.hash: (folder, code)} if (code := noted_code(folder)) else {}
-    versions = _versions(run for run in run_folders(folder.path.parent) if run.path != folder.path)
-    versions = {version: found for version, found in versions.items() if version not in own} or own
+    others = [run for run in run_folders(folder.path.parent) if run.path != folder.path]
+    if own and not config.overwrite:
+        versions = _versions(run for run in others if run.has_checkpoint or run.is_complete)
+        versions = versions if len(versions) == 1 else own
+    else:
+        versions = {version: found for version, found in _versions(others).items() if version not in own} or own
     if len(versions) > 1:
-        raise UserError(
-            f"{folder}: code=frozen cannot choose between versions {' and '.join(versions)}, which trained other seeds "
-            "of its row; leave it out, or first train the seeds of one version again"
-        )
+        which = f"{folder}: code=frozen cannot choose between versions {' and '.join(versions)}, which trained other"
+        raise UserError(f"{which} seeds of its row; leave it out, or first train the seeds of one version again")
     return next(iter(versions.values()), None)
 
 

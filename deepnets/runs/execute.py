@@ -88,8 +88,13 @@ def run(folder: RunFolder) -> Result:
         except Interrupted as stop:
             if world.is_first:
                 again = shlex.join(["python", *COMMAND[1:], str(folder), *_trust(), *_choice()])
-                state, or_this = ("finished", ".") if folder.is_complete else ("saved", f", or\n{again}")
-                print_error(f"\nStopped by {stop}; {folder} is {state}. {how_to_resume()}{or_this}")
+                said, how = f"\nStopped by {stop}; {folder} is", how_to_resume()
+                if folder.is_complete:
+                    print_error(f"{said} finished. {how}.")
+                elif sys.argv[0].endswith("run.py"):  # typed, or started by a command
+                    print_error(f"{said} saved. To resume it, type\n{again}")
+                else:
+                    print_error(f"{said} saved. {how}, or\n{again}")
             raise
         except Exception as error:
             if interruption.received and is_alone:  # saving failed, but the signal stops the next run

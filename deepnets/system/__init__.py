@@ -8,7 +8,7 @@ import sys
 from types import FrameType
 
 STOPPED = b"Stopped. Nothing was begun.\n"
-SPINS = "1000"
+SPINS = "1000"  # of a waiting thread before it sleeps: some 30 microseconds
 
 
 def begin() -> None:

@@ -106,7 +106,7 @@ def test_a_new_seed_of_a_single_run_joins_the_seeds_whose_settings_are_typed_aft
     assert line == (
         f"no other seed has today's settings in {edited.path.parent.name} (other settings: batch_size 64 there, 128 "
         "here). To train in another folder, add name=NAME; for seeds with the old settings, add batch_size=64, and "
-        "overwrite=true for seeds that have begun"
+        "overwrite=true too if they have a checkpoint"
     )
     new = row(tmp_path, words[0], "seed=2")
     both = [(each, folder_of(each)) for each in (today, new)]
