@@ -89,16 +89,24 @@ def add_waiting_options(parser: argparse.ArgumentParser) -> None:
 def measure_waiting(arguments: argparse.Namespace) -> list[Comparison]:
     """Measure the seconds of a run whose threads spin more or less long before they sleep.
 
-    It is measured alone on the machine, and beside a process that computes without pause.
+    It is measured alone on the machine, and beside another session's training, which has one thread.
     """
     overrides = [*overrides_of(arguments), "device=cpu", "epochs=null", f"iterations={arguments.iterations}"]
     candidates = {name: lambda how=how: _training_seconds(overrides, how) for name, how in WAITS.items()}
     alone = Comparison("alone", "seconds", in_turns(candidates, arguments.repeats))
-    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
-        try:
-            beside = Comparison("beside a busy process", "seconds", in_turns(candidates, arguments.repeats))
-        finally:
-            busy.kill()
+    with tempfile.TemporaryDirectory() as outputs:
+        longer = [*overrides_of(arguments), "device=cpu", "threads=1", "epochs=1000000", f"output_root={outputs}"]
+        command = [sys.executable, *TRAIN, *longer]
+        silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        with subprocess.Popen(command, **silent, start_new_session=True) as other:
+            try:
+                while not list(Path(outputs).glob("runs/*/*/metrics.csv")):
+                    if other.poll() is not None:
+                        raise RuntimeError(f"{' '.join(command)} ended with {other.returncode}")
+                    time.sleep(0.1)
+                beside = Comparison("beside a training", "seconds", in_turns(candidates, arguments.repeats))
+            finally:
+                other.kill()
     return [alone, beside]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from deepnets.config.claim_test import DRAWN, ClaimTest, are_names, is_number, read_test
 from deepnets.config.project import CONF
 from deepnets.config.schema import Search
-from deepnets.config.sweep import SWEEPS, matching, names_at, sweep_of
+from deepnets.config.sweep import ANY, SWEEPS, matching, names_at, sweep_of
 from deepnets.errors import UserError, nearest
 from deepnets.system.printing import print_error
 
@@ -175,7 +175,7 @@ def check_claims(file: Path, search: Search | None = None) -> None:
     scales = sorted({option.stem for folder in (CONF, file.parents[1]) for option in folder.glob("scale/*.yaml")})
     for scale in margins_of(sweep):
         _check_name(scale, scales, f"{file}: sweep.margins: no scale")
-    rows_of_file = cache(lambda of_rows: {each for scale in scales for each in names_at(of_rows, scale, search)})
+    rows_of_file = cache(lambda of_rows: _names_in(of_rows, scales, search))
     for claim in decidable_of(sweep):
         names = (claim.first, claim.second) if isinstance(claim, Claim) else claim.test.rows if claim.test else ()
         for name in names:
@@ -186,10 +186,15 @@ def check_claims(file: Path, search: Search | None = None) -> None:
             if not of_rows.is_file():
                 of_rows = SWEEPS / of_rows.name
             rows = rows_of_file(of_rows) if of_rows.is_file() else set()
-            parts = {part for each in rows for part in each.split(",")}
+            parts = {part for each in rows for part in each.split(",")} - {ANY}
             if rows or not of_rows.is_file():
                 text = claim.text if isinstance(claim, Claim) else claim.sentence
                 _check_name(row, [*rows, *([] if "," in row else parts)], f"{file}: sweep.claims: {text}: no row")
+
+
+def _names_in(file: Path, scales: Sequence[str], search: Search | None) -> set[str]:
+    """Return the names of a file's rows at these scales; with `ANY` only at full scale, as a file may lack others."""
+    return {name for scale in scales for name in names_at(file, scale, search) if ANY not in name or scale == "full"}
 
 
 def _check_name(name: str, names: Sequence[str], wrong: str) -> None:

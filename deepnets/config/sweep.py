@@ -191,9 +191,11 @@ def names_at(file: Path, scale: str, search: Search | None = None) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def matching(row: str, names: Iterable[str]) -> int | None:
-    """Return the place of the first of these names, as `names_at` returns them, that the row has; None if none."""
-    return next((place for place, name in enumerate(names) if name == row or fnmatchcase(row, name)), None)
+def matching(row: str, names: Sequence[str]) -> int | None:
+    """Return the place of a row's name, or of the first that may be it, in names of `names_at`; None if none may."""
+    if row in names:
+        return names.index(row)
+    return next((place for place, name in enumerate(names) if fnmatchcase(row, name)), None)
 
 
 def axis_value(row: schema.Row, axis: str) -> str:

@@ -166,7 +166,8 @@ def beside_other_settings(pairs: Sequence[tuple[Row, RunFolder]]) -> str | None:
     line = f"no other seed has today's settings in {told}. To train in another folder, add {BESIDE}"
     other = next(iter(found.values()))
     if len(groups) == 1 and all(other.args[1].keys() <= flat(identity(each)).keys() for each in rows.values()):
-        line += f"; for seeds with the old settings, add {other.overrides}, and overwrite=true too if they have a checkpoint"
+        line += f"; for seeds with the old settings, add {other.overrides}"
+        line += ", and overwrite=true too if they have a checkpoint"
     return line
 
 

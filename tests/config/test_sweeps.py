@@ -20,7 +20,7 @@ from deepnets.config.claim import check_claims
 from deepnets.config.compose import compose, composed
 from deepnets.config.project import CONF
 from deepnets.config.schema import Config, Row, Search, at_scale, case, choice, log_uniform, uniform
-from deepnets.config.sweep import names_at
+from deepnets.config.sweep import matching, names_at
 from deepnets.errors import UserError
 from deepnets.run import build_model
 from deepnets.runs.naming import folder_of, folders_of
@@ -124,14 +124,21 @@ sweep:
 def test_a_row_of_a_union_is_named_by_the_default_of_an_axis_that_it_lacks(tmp_path: Path) -> None:
     (tmp_path / "sweep").mkdir()
     (file := tmp_path / "sweep" / "unlike.yaml").write_text(UNLIKE)
-    names = names_at(file, "full")
+    search = Search((f"file://{tmp_path}",))
+    names = names_at(file, "full", search)
     assert names[:2] == ["8,cosine,nesterov,164", "8,constant,nesterov,164"]
     assert names[-1] == "14,cosine,sgd,3"
+    unknown = names_at(file, "full")
+    assert unknown[:2] == ["8,cosine,*,*", "8,constant,*,*"]
+    assert [matching(name, unknown) for name in names] == [*range(len(names))]
+    assert matching("14,cosine,sgd", unknown) is None
     words = [["model.depth=8", "schedule=cosine"], ["model.depth=14", "schedule=cosine", "optimizer=sgd", "epochs=3"]]
-    search = Search((f"file://{tmp_path}",))
     composed_rows = [compose(["sweep=unlike", *row], search) for row in words]
     assert [folder_of(row).path.parent.name for row in composed_rows] == [names[0], names[-1]]
-    check_claims(file)
+    check_claims(file, search)
+    file.write_text(UNLIKE.replace("8,cosine,nesterov", "8,cosine,adam"))
+    with pytest.raises(UserError, match="no row 8,cosine,adam,164; the nearest: 8,cosine,"):
+        check_claims(file, search)
 
 
 @pytest.mark.parametrize("sweep", some(SWEEPS))

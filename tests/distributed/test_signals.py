@@ -87,9 +87,14 @@ def test_a_stopped_command_says_what_is_saved_and_never_to_overwrite_it(
     folder.freeze(row(tmp_path, "epochs=1", "model.depth=8", "model.widths=[2,2,2]").config, Origin())
     with pytest.raises(Interrupted):
         execute.run(folder)
-    again = "Run the same command again, without overwrite, to resume"
+    again = "Run the same command again, without overwrite=true, to resume"
     said = f"{folder} is finished. {again}.\n" if is_late else f"{folder} is saved. {again}, or\npython -m deepnets.run"
     assert said in capsys.readouterr().err
+    if not is_late:
+        monkeypatch.setattr(sys, "argv", ["deepnets/run.py", str(folder)])
+        with pytest.raises(Interrupted):
+            execute.run(folder)
+        assert f"{folder} is saved. To resume it, type\npython -m deepnets.run" in capsys.readouterr().err
 
 
 @pytest.mark.slow
