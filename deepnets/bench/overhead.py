@@ -97,8 +97,8 @@ def measure_waiting(arguments: argparse.Namespace) -> list[Comparison]:
     with tempfile.TemporaryDirectory() as outputs:
         longer = [*overrides_of(arguments), "device=cpu", "threads=1", "epochs=1000000", f"output_root={outputs}"]
         command = [sys.executable, *TRAIN, *longer]
-        silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        with subprocess.Popen(command, **silent, start_new_session=True) as other:
+        null = subprocess.DEVNULL
+        with subprocess.Popen(command, stdout=null, stderr=null, start_new_session=True) as other:
             try:
                 while not list(Path(outputs).glob("runs/*/*/metrics.csv")):
                     if other.poll() is not None:
