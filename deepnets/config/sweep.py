@@ -195,7 +195,7 @@ def matching(row: str, names: Sequence[str]) -> int | None:
     """Return the place of a row's name, or of the first that may be it, in names of `names_at`; None if none may."""
     if row in names:
         return names.index(row)
-    return next((place for place, name in enumerate(names) if fnmatchcase(row, name)), None)
+    return next((place for place, name in enumerate(names) if ANY in name and fnmatchcase(row, name)), None)
 
 
 def axis_value(row: schema.Row, axis: str) -> str:
