@@ -14,7 +14,8 @@ import pytest
 from deepnets.command import count, counts, number, whole
 from deepnets.commands import analyze, bench, predict
 from deepnets.errors import UserError
-from tests.command import ROOT
+from deepnets.system import SPINS
+from tests.command import ENVIRONMENT, ROOT
 
 pytestmark = pytest.mark.attack
 
@@ -108,3 +109,16 @@ def test_the_nearest_of_an_unknown_option_is_named(
 def test_the_nearest_analysis_is_named() -> None:
     with pytest.raises(UserError, match=r"analyze lesoin: no such analysis; .*; the nearest: lesion$"):
         analyze.main(["lesoin"])
+
+
+@pytest.mark.parametrize("chosen", [{}, {"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "5"}])
+def test_threads_sleep_soon_unless_the_environment_says_how_they_wait(chosen: dict[str, str]) -> None:
+    program = (
+        "import os, sys; from deepnets.system import begin; begin(); print('torch' in sys.modules); "
+        "print({key: os.environ[key] for key in ('GOMP_SPINCOUNT', 'OMP_WAIT_POLICY') if key in os.environ})"
+    )
+    unset = {key: value for key, value in ENVIRONMENT.items() if key not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=unset | chosen, cwd=ROOT, capture_output=True, check=True
+    )
+    assert done.stdout.decode().splitlines() == ["False", str(chosen or {"GOMP_SPINCOUNT": SPINS})]
