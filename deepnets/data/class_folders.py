@@ -7,7 +7,6 @@ decoded while a network trains.
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -163,13 +162,16 @@ def tree(
         shape = shape_of(Path(train[0].location(0)))
     if size is not None:
         shape = (shape[0], size, size)
-    key = _fingerprint(folder, [*train, test], f"uint8 upright {shape} fit={size is not None}")
 
     def read() -> tuple[Split, Split]:
         return _read(train, shape, size is not None), _read([test], shape, size is not None)
 
-    file = f"deepnets-{'-'.join(training)}{'' if size is None else f'-{size}'}.npz"
-    files = DataFiles((sum(map(len, train)), len(test)), partial(cached, folder, file, key, read))
+    def load() -> tuple[Split, Split]:
+        file = f"deepnets-{'-'.join(training)}{'' if size is None else f'-{size}'}.npz"
+        key = _fingerprint(folder, [*train, test], f"uint8 upright {shape} fit={size is not None}")
+        return cached(folder, file, key, read)
+
+    files = DataFiles((sum(map(len, train)), len(test)), load)
     return Source(name, shape, names, lambda: files)
 
 

@@ -4,9 +4,11 @@ import json
 import math
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,8 @@ from deepnets.config.trust import trusting
 from deepnets.data.dataset import Dataset
 from deepnets.data.source import DataFiles, Source, Split
 from deepnets.errors import UserError
+from deepnets.runs.contents import FINISHED, Unreadable
+from deepnets.runs.folder import RunFolder, run_folders
 from deepnets.runs.record import threads_of
 from deepnets.system.files import own_cache, read_object, write_atomically
 from deepnets.training.assembly import prepare
@@ -128,6 +132,22 @@ def _share(config: Config) -> int:
     return math.ceil(config.batch_size / config.devices)
 
 
+def seconds_of_seeds(folder: RunFolder, config: Config) -> float | None:
+    """Return the device-seconds of an iteration, with evaluations, as the median of the row's runs that finished here.
+
+    None if no run of the row has finished on this device, with as many processes and threads.
+    """
+    here, seconds = [FINISHED, describe(find_device(config.device)), threads_of(config)], []
+    for run in run_folders(folder.path.parent):
+        with suppress(Unreadable):  # nobody asked for this seed
+            if not (result := run.result) or not result.seconds or not result.iterations:
+                continue
+            processes = {*result.processes.values()}
+            if [result.status, result.device, result.threads] == here and processes <= {config.devices}:
+                seconds.append(config.devices * result.seconds / result.iterations)
+    return median(seconds) if seconds else None
+
+
 def _measured_pace(config: Config, dataset: Dataset, size: NetworkSize) -> Pace:
     device = find_device(config.device)
     share = images = _share(config)
@@ -158,13 +178,16 @@ def _measured_pace(config: Config, dataset: Dataset, size: NetworkSize) -> Pace:
                 pass
 
         # The first iteration makes the optimiser's state, compiles and captures; later ones replay without allocating.
-        memory: float = _state_bytes(training) + _peak(train, device)
         if "graphed" in training.step:  # the short last batch runs outside the graphs, which keep their memory
+            memory: float = _peak(train, device)
             graphs, training.forward = training.forward, training.replica
-            memory += _peak(train, device)
+            memory += _state_bytes(training) + _peak(train, device)
             training.forward = graphs
+            train()
         else:
+            train()
             memory = _state_bytes(training) + _peak(train, device) * share / images
+        test()
         (training_seconds, spread), (test_seconds, _) = _seconds(train, device), _seconds(test, device)
         return Pace(training_seconds / images, test_seconds / images, round(memory), round(spread, 3), size.macs)
     except torch.OutOfMemoryError as error:
@@ -194,7 +217,6 @@ def _peak(act: Callable[[], None], device: torch.device) -> int:
 
 def _seconds(act: Callable[[], None], device: torch.device) -> tuple[float, float]:
     """Call `act` several times; return its mean seconds, and half the range of its times divided by the mean."""
-    act()
     wait(device)
     times: list[float] = []
     while len(times) < TIMED_STEPS or sum(times) < TIMED_SECONDS:
@@ -232,6 +254,23 @@ def _noise_node(dataset: Dataset, images: int) -> dict:
         "pad": dataset.pad,
         "flip": dataset.flip,
     }
+
+
+def makespan(runs: Sequence[tuple[float, int]], devices: int) -> float:
+    """Return the seconds until the last of `runs` ends, if each starts, in this order, once its devices are free.
+
+    A run is a pair: its seconds on one device, and the number of devices that share it.
+
+    Raises:
+        ValueError: a run needs more devices than there are.
+    """
+    free = [0.0] * devices
+    for seconds, taken in runs:
+        if taken > devices:
+            raise ValueError(f"a run needs {taken} devices of {devices}")
+        free.sort()
+        free[:taken] = [free[taken - 1] + seconds / taken] * taken
+    return max(free)
 
 
 class _PeakMemory(TorchDispatchMode):

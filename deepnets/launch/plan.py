@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
-from statistics import median
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -16,7 +15,7 @@ from deepnets.config.build import build
 from deepnets.config.schema import Config, Row
 from deepnets.data.dataset import Dataset
 from deepnets.errors import UserError, listed
-from deepnets.launch.cost import Paces
+from deepnets.launch.cost import Paces, makespan, seconds_of_seeds
 from deepnets.launch.grid import Launcher, begun_runs, check_tables, launchable, use_chosen_code
 from deepnets.launch.reuse import before_claims, beside_other_settings, kept_by_queue, twins_of
 from deepnets.runs.checkpoint import LAST
@@ -28,16 +27,16 @@ from deepnets.runs.code import (
     noted_code,
     trained_before,
 )
-from deepnets.runs.contents import FINISHED, Code, Unreadable
-from deepnets.runs.folder import OtherSettings, RunFolder, lines_by_reason, remedies_of, run_folders
+from deepnets.runs.contents import Code, Unreadable
+from deepnets.runs.folder import OtherSettings, RunFolder, lines_by_reason, remedies_of
 from deepnets.runs.naming import folders_of
-from deepnets.runs.record import threads_of
+from deepnets.runs.record import protocol_change, protocol_of
 from deepnets.runs.start import check_start
 from deepnets.runs.status import UNREADABLE
 from deepnets.system.files import LONGEST_METRICS, read_text
 from deepnets.system.printing import as_text, console_for, print_line
 from deepnets.training.checks import check_settings
-from deepnets.training.hardware import describe, find_device, with_counted_devices
+from deepnets.training.hardware import choose_precision, describe, find_device, with_counted_devices
 from deepnets.training.size import NetworkSize, size_of
 
 FLOPS_PER_MAC = 2 * 3  # a multiply and an add; the backward pass costs twice the forward pass
@@ -45,6 +44,7 @@ TIMED = "timed"
 ILLEGAL = "cannot start"
 COPIED = "to copy"
 SHORT_SECONDS = 60  # a shorter run is one whose start shows in the total
+MOST_PROTOCOLS = 3
 DEVICES = (1, 8, 64)  # the numbers of devices whose time is printed
 
 
@@ -140,23 +140,6 @@ def _print_twins(twins: Mapping[RunFolder, RunFolder], remedy: str) -> None:
         print_line(f"{seeds} of {listed(names)} finished in {grid}, with the same identity{remedy}")
 
 
-def makespan(runs: Sequence[tuple[float, int]], devices: int) -> float:
-    """Return the seconds until the last of `runs` ends, if each starts, in this order, once its devices are free.
-
-    A run is a pair: its seconds on one device, and the number of devices that share it.
-
-    Raises:
-        ValueError: a run needs more devices than there are.
-    """
-    free = [0.0] * devices
-    for seconds, taken in runs:
-        if taken > devices:
-            raise ValueError(f"a run needs {taken} devices of {devices}")
-        free.sort()
-        free[:taken] = [free[taken - 1] + seconds / taken] * taken
-    return max(free)
-
-
 @dataclass(frozen=True)
 class _Planned:
     """One run of the plan: its state and, if it is legal, its size, its cost and how much of it is left.
@@ -166,7 +149,7 @@ class _Planned:
     of that time, None if the time is an estimate. The run uses `devices` devices and `memory` bytes on each, 0 if the
     memory was never measured. `problem` says which data it lacks, or why it cannot start: then it is the summary of
     `error`. A run that is not complete would execute `code` of the user's; `changed` names the files of it that have
-    changed since a run finished.
+    changed since a run finished. `protocol` is empty if the run cannot start.
     """
 
     folder: RunFolder
@@ -182,6 +165,7 @@ class _Planned:
     error: UserError | None = None
     code: Code | None = None
     changed: str = ""
+    protocol: str = ""
 
 
 def _plan(
@@ -209,27 +193,27 @@ def _plan(
         if not is_complete:
             check_start(config)
         epochs, images = _extent(config, dataset, iterations)
-        flops = FLOPS_PER_MAC * size.macs * images
         left = 0.0 if is_complete else 1 - (_trained(folder) / iterations if state == "resumable" else 0.0)
+        protocol = _protocol(config, dataset, iterations)
+        planned = _Planned(folder, state, left, size, FLOPS_PER_MAC * size.macs * images, protocol=protocol)
         if is_complete:
             before = noted_code(folder) if code else None
             changed = changed_files(folder, before, code) if code and before else []
-            return _Planned(folder, state, left, size, flops, changed=", ".join(changed))
+            return replace(planned, changed=", ".join(changed))
         missing = dataset.source.found.missing
+        planned = replace(planned, problem=missing, code=code)
         if not _is_here(config.device):  # e.g. on a login node, whose CPU says nothing about the device
-            return _Planned(folder, state, left, size, flops, problem=missing, code=code)
+            return planned
         config = with_counted_devices(config)
-        if not paces.measure and (each := _seconds_of_seeds(folder, config)):
-            seconds = left * iterations * each
-            return _Planned(folder, state, left, size, flops, seconds, config.devices, problem=missing, code=code)
+        if not paces.measure and (each := seconds_of_seeds(folder, config)):
+            return replace(planned, seconds=left * iterations * each, devices=config.devices)
         pace, is_measured = paces.of(config, dataset, size)
         tested = dataset.source.found.sizes[1]
         evaluated = epochs * (tested + dataset.validation) + dataset.final_passes * tested
         reading = 0.0 if missing else dataset.reading_seconds  # workers read while the device computes
         seconds = left * (images * max(pace.training, reading) + evaluated * max(pace.evaluation, reading))
         spread = pace.spread if is_measured else None
-        needed = config.devices, pace.memory, spread
-        return _Planned(folder, state, left, size, flops, seconds, *needed, problem=missing, code=code)
+        return replace(planned, seconds=seconds, devices=config.devices, memory=pace.memory, spread=spread)
     except UserError as error:
         is_left = is_complete or is_queued
         if is_left and not isinstance(error, OtherSettings) and (folder.path / "config.yaml").is_file():
@@ -237,20 +221,12 @@ def _plan(
         return _Planned(folder, ILLEGAL, 1.0, size, problem=error.summary, error=error)
 
 
-def _seconds_of_seeds(folder: RunFolder, config: Config) -> float | None:
-    """Return the device-seconds of an iteration, with evaluations, as the median of the row's runs that finished here.
-
-    None if no run of the row has finished on this device, with as many processes and threads.
-    """
-    here, seconds = [FINISHED, describe(find_device(config.device)), threads_of(config)], []
-    for run in run_folders(folder.path.parent):
-        with suppress(Unreadable):  # nobody asked for this seed
-            if not (result := run.result) or not result.seconds or not result.iterations:
-                continue
-            processes = {*result.processes.values()}
-            if [result.status, result.device, result.threads] == here and processes <= {config.devices}:
-                seconds.append(config.devices * result.seconds / result.iterations)
-    return median(seconds) if seconds else None
+def _protocol(config: Config, dataset: Dataset, iterations: int) -> str:
+    """Describe the run's protocol, with its arithmetic if the device is here, else with the configured one."""
+    is_here = _is_here(config.device)
+    precision = choose_precision(config.precision, find_device(config.device)) if is_here else config.precision
+    schedule = build("schedule", config.schedule, total=iterations)
+    return protocol_of(config, schedule, iterations, ceil(dataset.training_size / config.batch_size), precision)
 
 
 def _state(config: Config, folder: RunFolder) -> str:
@@ -304,7 +280,7 @@ def _print(config: Config, planned: list[_Planned]) -> None:
     lines = [f"runs       {len(planned)}: {_counted(together)}"]
     if flops:  # none if no run can start
         cost = f"{_pflop(flops)} PFLOP in all, {_pflop(left)} left: 2 x 3 x MACs x training images"
-        lines += [*_times(planned, config), f"compute    {cost}"]
+        lines += [*_times(planned, config), f"compute    {cost}", *_protocols(planned)]
     for line in lines:
         console.print(as_text(line), soft_wrap=True)
     _print_problems(console, planned)
@@ -328,6 +304,21 @@ def _times(planned: Sequence[_Planned], config: Config) -> list[str]:
     device = describe(find_device(config.device))
     note = f" ({'; '.join(notes)})" if notes else ""
     return [f"time left  {', '.join(times) or f'for runs on {most} devices'} x {device}{note}"]
+
+
+def _protocols(planned: Sequence[_Planned]) -> list[str]:
+    """Describe the first protocol, then what others have instead of it; several protocols name their rows."""
+    rows: dict[str, dict[str, None]] = {}
+    for run in planned:
+        if run.protocol:
+            rows.setdefault(run.protocol, {})[run.folder.path.parent.name] = None
+    first = next(iter(rows))
+    lines = []
+    for line, others in [*rows.items()][:MOST_PROTOCOLS]:
+        change = protocol_change(line, first)
+        text = f"the same, but {change}" if change else line.removeprefix("protocol: ")
+        lines.append(f"protocol   {f'of {listed(others)}: ' * (len(rows) > 1)}{text}")
+    return lines + [f"protocol   and {len(rows) - MOST_PROTOCOLS} more"] * (len(rows) > MOST_PROTOCOLS)
 
 
 def _cells(planned: list[_Planned]) -> tuple[str, ...]:

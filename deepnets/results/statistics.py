@@ -101,12 +101,14 @@ class Comparison:
 class Errors:
     """Final test errors of a row, in percent, one for each seed; infinite if a run diverged.
 
-    `wrong` says which test images each run got wrong, (images,), None if that is not known.
+    `wrong` says which test images each run got wrong, (images,), None if that is not known. `weights` are checksums of
+    the final weights, by which a run is recognised in two rows, None if it is not known.
     """
 
     row: str
     values: tuple[float, ...]
     wrong: tuple[np.ndarray | None, ...] = ()
+    weights: tuple[str | None, ...] = ()
 
 
 class Welch(NamedTuple):
@@ -240,7 +242,7 @@ def compare_pairs(pairs: Sequence[tuple[Errors, Errors]]) -> list[Comparison]:
 
     A run gives the same bits again, so rows of equal errors are the same experiment, of which there is nothing to test.
     """
-    reasons = [_why_not(first.values, second.values) for first, second in pairs]
+    reasons = [_why_not(first, second) for first, second in pairs]
     tested = [pair for pair, why_not in zip(pairs, reasons, strict=True) if not why_not]
     values = [(first.values, second.values) for first, second in tested]
     tests = welch_of_each(values, (1 - CONFIDENCE) / max(len(tested), 1))
@@ -278,7 +280,8 @@ def _spread(values: tuple[float, ...]) -> float:
     return stdev(values)
 
 
-def _why_not(first: Sequence[float], second: Sequence[float]) -> str:
+def _why_not(one: Errors, other: Errors) -> str:
+    first, second = one.values, other.values
     if min(len(first), len(second)) < FEWEST_SEEDS:
         return f"fewer than {FEWEST_SEEDS} seeds"
     if not all(map(math.isfinite, [*first, *second])):
@@ -287,6 +290,8 @@ def _why_not(first: Sequence[float], second: Sequence[float]) -> str:
         return "no spread between seeds"
     if tuple(first) == tuple(second):
         return "equal errors: the same runs"
+    if {*one.weights} & {*other.weights} - {None}:
+        return "both rows have a run with the same final weights, and the test takes runs as independent"
     return ""
 
 

@@ -204,9 +204,11 @@ def comparison_sheets(table: Table) -> list[Sheet]:
 
 
 def errors_of(row: str, runs: Sequence[Run]) -> Errors:
-    """Gather the errors of the runs that have ended, with the test images that each got wrong."""
-    ended = [(run.error, run.test_wrong) for run in runs if run.error is not None]
-    return Errors(row, tuple(error for error, _ in ended), tuple(wrong for _, wrong in ended))
+    """Gather the errors of the runs that have ended, the test images that each got wrong, and checksums of weights."""
+    ended = [run for run in runs if run.error is not None]
+    errors = tuple(run.error for run in ended if run.error is not None)
+    weights = tuple(run.result.get("weights_sha256") for run in ended)
+    return Errors(row, errors, tuple(run.test_wrong for run in ended), weights)
 
 
 def comparison_sheet(title: str, comparisons: Sequence[Comparison]) -> Sheet:

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import re
 import time
 from contextlib import nullcontext, suppress
 from typing import Any, Self
@@ -13,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from deepnets.config.schema import Config
 from deepnets.runs.folder import RunFolder
-from deepnets.runs.record import duration
+from deepnets.runs.record import duration, protocol_change
 from deepnets.system.files import opened_to_append, write_atomically
 from deepnets.system.printing import print_line
 from deepnets.training.fit import Training
@@ -24,7 +23,6 @@ TIME_COLUMNS = ("images_per_second", "seconds")
 REFRESH_SECONDS = 1.0  # between two reads of the device for the display
 FIRST_LINES, LINE_SECONDS = 3, 60.0  # without a terminal, a process prints the first epochs, then one a minute
 
-PART = re.compile(r", (?![^()]*\))")  # the comma between parts of the line, not one in brackets
 PROTOCOLS: list[str] = []  # printed by this process; emptied when its output moves to another file
 _printed: list[float] = []  # the times when epochs were printed
 
@@ -157,13 +155,8 @@ class Log:
         """Write the protocol line; the console shows what is not as in the line that it shows last."""
         self._record(line)
         if PROTOCOLS[-1:] != [line]:
-            parts, before = (PART.split(each) for each in (line, PROTOCOLS[-1] if PROTOCOLS else ""))
-            new = [part for part in parts if part not in before]
-            gone = [part for part in before if part not in parts]
-            same_subjects = [part.split()[:2] for part in gone] == [part.split()[:2] for part in new][: len(gone)]
-            is_short = same_subjects and 0 < 2 * len(new) <= len(parts)
-            changes = ", ".join(new).removeprefix("protocol: ")
-            self._print(f"protocol: as before, but {changes}" if is_short else line)
+            change = protocol_change(line, PROTOCOLS[-1]) if PROTOCOLS else None
+            self._print(f"protocol: as before, but {change}" if change else line)
             PROTOCOLS.append(line)
 
     def _record(self, line: str) -> None:

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -30,6 +31,7 @@ from deepnets.training.fit import FIRST, Training
 from deepnets.training.hardware import choose_precision, describe, processor_model
 
 MOST_CHECKED = 2**30  # bytes of images that a command reads to see whether a complete run trained on them
+PART = re.compile(r", (?![^()]*\))")  # the comma between parts of a protocol, not one in brackets
 SPLITS = ("train", "validation", "test")
 THREADS = torch.get_num_threads()  # read when this process starts, before a run sets another number
 
@@ -88,25 +90,42 @@ def check_arithmetic(folder: RunFolder, began: str, config: Config, device: torc
         )
 
 
-def protocol_of(config: Config, training: Training) -> str:
-    """Describe the training in a line, which a reader of the result can compare with a paper's protocol."""
+def protocol_of(config: Config, schedule: Any, iterations: int, batches: int, precision: object) -> str:
+    """Describe a training in a line, which a reader of the result can compare with a paper's protocol.
+
+    `iterations` is the budget, `batches` the number of batches in an epoch.
+    """
     images = f"batches of {config.batch_size}"
     if together := config.model.get("batchnorm_images"):
         images += f", normalised over {group_sizes(config.batch_size, together)[0]} images"
-    clip = f", gradient norm at most {training.clip_gradient_norm:g}" if training.clip_gradient_norm else ""
-    schedule = training.schedule.lr_lambdas[0]
+    clip = f", gradient norm at most {config.clip_gradient_norm:g}" if config.clip_gradient_norm else ""
     is_described = type(schedule).__str__ is not object.__str__  # a user's own class or function may have none
     loss = f", loss {_described(config.loss)}" if config.loss != PLAIN_LOSS else ""
     operations = [node for node in config.dataset.get("augmentation") or [] if isinstance(node, dict)]
-    epochs = f"{training.iterations / len(training.batches):.4g}"
+    epochs = f"{iterations / batches:.4g}"
     images += "".join(f", {_described(node)}" for node in operations)
     return (
         f"protocol: {_described(config.optimizer)}{clip}{loss}, "
         f"{schedule if is_described else _described(config.schedule)}, {images}, "
-        f"{training.iterations} iterations ({epochs} epoch{'s' * (epochs != '1')}), "
+        f"{iterations} iterations ({epochs} epoch{'s' * (epochs != '1')}), "
         f"scale {config.scale.name}, result by {config.selection.value} epoch, "
-        f"{str(training.precision).removeprefix('torch.')}"
+        f"{str(precision).removeprefix('torch.')}"
     )
+
+
+def protocol_of_training(config: Config, training: Training) -> str:
+    """Describe a training as `protocol_of` does."""
+    schedule = training.schedule.lr_lambdas[0]
+    return protocol_of(config, schedule, training.iterations, len(training.batches), training.precision)
+
+
+def protocol_change(line: str, other: str) -> str | None:
+    """Return what a protocol has instead of another; None if little of the two is equal, or a part only vanishes."""
+    parts, before = PART.split(line), PART.split(other)
+    new = [part for part in parts if part not in before]
+    gone = [part for part in before if part not in parts]
+    same_subjects = [part.split()[:2] for part in gone] == [part.split()[:2] for part in new][: len(gone)]
+    return ", ".join(new).removeprefix("protocol: ") if same_subjects and 0 < 2 * len(new) <= len(parts) else None
 
 
 def _described(node: dict[str, Any]) -> str:
@@ -159,7 +178,7 @@ def result_of(
         iterations=training.iteration,
         seconds=round(seconds, 2),
         images_per_second=speeds[len(speeds) // 2] if speeds else None,
-        protocol=protocol_of(config, training),
+        protocol=protocol_of_training(config, training),
         data=frozen["data"],
         parameters=sum(parameter.numel() for parameter in training.model.parameters()),
         identity=identity_hash(config),

@@ -34,7 +34,7 @@ from deepnets.runs.record import (
     differing,
     environment_of,
     input_of,
-    protocol_of,
+    protocol_of_training,
     result_of,
     state_checksum,
     with_processes,
@@ -180,7 +180,7 @@ class Execution:
             return
         log = Log(self.folder, self.training, self.config, self.history, self.observed, self.seconds, self.name)
         self.log = self.logging.enter_context(log)
-        log.protocol(protocol_of(self.config, self.training))
+        log.protocol(protocol_of_training(self.config, self.training))
         for remark in self.remarks:
             log.remark(remark)
         self.heartbeat.follow(lambda: _progress(self.training, log))

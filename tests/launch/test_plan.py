@@ -16,9 +16,9 @@ from deepnets.config.compose import register, typed
 from deepnets.config.project import CONF
 from deepnets.config.schema import Config
 from deepnets.data.dataset import Dataset
-from deepnets.launch.cost import Pace, Paces, _estimated
+from deepnets.launch.cost import Pace, Paces, _estimated, makespan
 from deepnets.launch.grid import launch
-from deepnets.launch.plan import makespan, show_plan
+from deepnets.launch.plan import show_plan
 from deepnets.training.assembly import prepare
 from deepnets.training.checks import check_settings
 from deepnets.training.fit import fit
@@ -196,10 +196,28 @@ def test_finished_resumable_and_new_rows_are_named(tmp_path: Path) -> None:
     total, left = map(float, re.search(r"compute +(\S+) PFLOP in all, (\S+) left", planned.stdout).groups())
     assert left == pytest.approx(total / 3, rel=0.01)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    protocol = (folder / "log.txt").read_text().splitlines()[0].removeprefix("protocol: ")
+    assert planned.stdout.count("protocol   ") == planned.stdout.count(f"\nprotocol   {protocol}\n") == 1
     anew = train(*GRID, "plan=true", "overwrite=true", f"output_root={tmp_path}")
     assert "runs       3: 3 new" in anew.stdout
     (name,) = [folder.name for folder in (tmp_path / "runs").iterdir() if folder.name[0] != "."]
     assert f"overwrite=true first deletes 2 of these runs: 1 finished, 1 unfinished, of {name}\n" in anew.stdout
+
+
+def test_each_protocol_of_a_plan_is_printed_once_beside_its_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grid = [(rate, depth) for rate in (0.1, 0.2, 0.3, 0.4, 0.5) for depth in (8, 14)]
+    rows = [row(tmp_path, *SMALL, f"model.depth={depth}", f"optimizer.lr={rate}") for rate, depth in grid]
+    assert show_plan(rows) == 0
+    first, *others, more = re.findall("^protocol   (.*)$", capsys.readouterr().out, re.MULTILINE)
+    name = "digits_resnet,digits,epochs=2,"
+    assert first.startswith(f"of {name}model.widths=4,8,16, {name}model.depth=14,model.widths=4,8,16: sgd (lr 0.1, ")
+    settings = "momentum 0.9, nesterov True, weight_decay 0.0001, decayed all"
+    assert [line.partition(": ")[2] for line in others] == [
+        f"the same, but sgd (lr {rate}, {settings})" for rate in (0.2, 0.3)
+    ]
+    assert more == "and 2 more"
 
 
 @pytest.mark.slow

@@ -129,6 +129,15 @@ def test_rows_of_equal_errors_do_not_count_for_the_correction() -> None:
     assert (equal.second, equal.answer) == ("b", "equal errors: the same runs")
 
 
+def test_rows_that_share_a_run_are_not_tested() -> None:
+    one = Errors("a", FIRST, weights=("x", "y", *[None] * (len(FIRST) - 2)))
+    for weights, is_tested in ((("y",), False), (("z",), True), ((None,), True)):
+        other = Errors("b", SECOND, weights=weights + (None,) * (len(SECOND) - 1))
+        (pair,) = compare_pairs([(one, other)])
+        assert (pair.why_not == "") == is_tested
+        assert is_tested or pair.answer.startswith("both rows have a run with the same final weights")
+
+
 def test_a_small_difference_is_not_claimed() -> None:
     (pair,) = compare_rows([Errors("a", (6.0, 6.5, 7.0)), Errors("b", (6.1, 6.6, 7.2))])
     assert pair.answer == "no difference shown"

@@ -14,7 +14,7 @@ from deepnets.config.schema import Config
 from deepnets.runs.contents import Result
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.log import Log
-from deepnets.runs.record import describe_result, protocol_of
+from deepnets.runs.record import describe_result, protocol_of_training
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import Training, fit
 from tests.command import row
@@ -160,7 +160,7 @@ def test_an_epoch_continued_behind_its_last_batch_tells_no_gradients(tmp_path: P
 def test_the_protocol_tells_over_how_many_images_is_normalised(batch_size: int, devices: int, images: int) -> None:
     changes = ["model.batchnorm_images=64", f"batch_size={batch_size}", f"devices={devices}"]
     config = row("/nowhere", *RUN, *changes).config
-    assert f", normalised over {images} images," in protocol_of(config, training_of(config))
+    assert f", normalised over {images} images," in protocol_of_training(config, training_of(config))
 
 
 def test_the_end_of_a_diverged_run_tells_how_far_it_came() -> None:
