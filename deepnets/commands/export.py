@@ -16,10 +16,11 @@ from deepnets.command import Parser, add_data_option, add_weights_options
 from deepnets.config.build import TARGETS, targets_in
 from deepnets.config.identity import difference, identity
 from deepnets.config.schema import Config
+from deepnets.config.trust import chosen_code
 from deepnets.errors import UserError, printable
 from deepnets.results.read import read_runs
 from deepnets.runs.classifier import PROGRAM, classifier_of, with_input, write_program
-from deepnets.runs.code import copy_code
+from deepnets.runs.code import FOLDER, copy_code
 from deepnets.runs.contents import FINISHED, Input, Result
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.weights import NoSuchNetwork, Weights, read_weights, write_for_torchvision, write_weights
@@ -70,6 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     with writing(arguments.to):
         copy_code(RunFolder(arguments.run), arguments.to, weights.code)
     print(printable(f"settings     {RunFolder(arguments.to / 'config.yaml')}"))
+    choice = chosen_code()
+    for copy in sorted((arguments.to / FOLDER).glob("*")):
+        print(printable(f"code         {RunFolder(copy)}" + f"; predict too needs --code {choice}" * bool(choice)))
     failed: list[str] = []
 
     def write(name: str, writer: Callable[[], Path]) -> Path | None:
@@ -140,7 +144,8 @@ def card_of(folder: RunFolder, weights: Weights, program: str | None = None) -> 
     }
     rows = "".join(f"| {name} | {markdown_cell(text)} |\n" for name, text in facts.items())
     modules = sorted({target.rpartition(".")[0] for target in {*targets_in(config.model)} - TARGETS})
-    usage = FOR_DEEPNETS.replace("TRUST", f", trust={json.dumps(modules)}" if modules else "")
+    choice = f", code={json.dumps(chosen_code())}" if chosen_code() else ""
+    usage = FOR_DEEPNETS.replace("TRUST", f", trust={json.dumps(modules)}{choice}" if modules else "")
     usage = usage.replace("MODULES", ", and Python must find the modules named by `trust`" if modules else "")
     if program and (about := weights.input):
         channels, height, width = (about.shape[0], *(side * about.reduce for side in about.shape[1:]))

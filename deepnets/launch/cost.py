@@ -34,7 +34,8 @@ from deepnets.training.size import NetworkSize
 
 TIMED_SECONDS, TIMED_STEPS = 0.4, 3  # the least that is timed, after a first step, which is slower
 REMEMBERED = "paces.json"  # in the user's cache
-FARTHEST = 5.0  # the largest ratio of multiply-adds for which an estimate holds; layers' overheads spoil larger ones
+FARTHEST = 2.0  # the largest ratio of `grain` for which an estimate holds; layers' overheads spoil larger ones
+CPU_GRAIN = 1e9  # on a CPU, a layer of more multiply-adds takes so long that its overhead does not matter
 NOISE = f"{__name__}.noise"
 CPU_MACS = 8e9  # on a CPU, time is proportional to the images: time a batch of about this many multiply-adds
 
@@ -44,7 +45,8 @@ class Pace:
     """Seconds per image in training and in evaluation, for one device's share of the batch, and bytes of memory.
 
     `memory` counts the bytes of the weights, of the optimiser's state and of a step on the share. `spread` is half the
-    range of the times of the training steps, divided by their mean. `macs` are the multiply-adds for one image.
+    range of the times of the training steps, divided by their mean. `macs` are the multiply-adds for one image, `grain`
+    those of an average layer for the share. The finer the grain, the longer a multiply-add takes on average.
     """
 
     training: float
@@ -52,6 +54,7 @@ class Pace:
     memory: int
     spread: float = 0.0
     macs: int = 0
+    grain: float = 0.0
 
 
 PACES = TypeAdapter(dict[str, Pace])
@@ -62,7 +65,7 @@ class Paces:
 
     With `measure`, it measures every network again. Otherwise it estimates the pace of a new network from the paces
     measured on this device and in this arithmetic. It measures a new network if none of the measured ones has between
-    1 / 5 and 5 times its multiply-adds.
+    half and twice its grain.
     """
 
     def __init__(self, measure: bool) -> None:
@@ -78,7 +81,8 @@ class Paces:
         measured_here = {key: pace for key, pace in self.stored.items() if json.loads(key)[0] == machine}
         key = json.dumps([machine, network])
         others = measured_here.values()
-        near = [pace for pace in others if pace.macs and 1 / FARTHEST <= size.macs / pace.macs <= FARTHEST]
+        grain = _grain(config, size)
+        near = [pace for pace in others if pace.grain and 1 / FARTHEST <= grain / pace.grain <= FARTHEST]
         if key not in self.measured and (self.measure or (key not in measured_here and not near)):
             torch.set_num_threads(threads_of(config))
             measured_here[key] = _measured_pace(config, dataset, size)
@@ -88,24 +92,31 @@ class Paces:
             write_atomically(own_cache() / REMEMBERED, text, durable=False)
         if key in measured_here:
             return measured_here[key], True
-        return _estimated([pace for pace in others if pace.macs], size.macs), False
+        return _estimated([pace for pace in others if pace.grain], size.macs, grain), False
 
 
-def _estimated(paces: list[Pace], macs: int) -> Pace:
-    """Estimate a pace that does not fall with the multiply-adds, though these may have been measured under other loads.
+def _grain(config: Config, size: NetworkSize) -> float:
+    """Return the multiply-adds of an average layer for one device's share of a batch; no more than matter."""
+    grain = max(size.macs, 1) * _share(config) / max(size.layers, 1)
+    return min(grain, CPU_GRAIN) if find_device(config.device).type == "cpu" else grain
 
-    Between two networks it interpolates on logarithmic axes; beyond the last it scales by the ratio of multiply-adds.
+
+def _estimated(paces: list[Pace], macs: int, grain: float) -> Pace:
+    """Estimate a pace by its grain, though the paces may have been measured under other loads.
+
+    The time of a multiply-add is fitted so that it never rises with the grain. Between two grains it is interpolated on
+    logarithmic axes; beyond the last it stays the same.
     """
-    measured, places, counts = np.unique([pace.macs for pace in paces], return_inverse=True, return_counts=True)
-    known, x = np.log(measured), math.log(macs)
+    known, places, counts = np.unique([pace.grain for pace in paces], return_inverse=True, return_counts=True)
 
     def at(seconds: list[float]) -> float:
-        means = np.bincount(places, np.log(seconds)) / counts
-        fitted = (np.maximum.accumulate(means) + np.minimum.accumulate(means[::-1])[::-1]) / 2
-        return float(np.exp(np.interp(x, known, fitted) + min(x - known[0], 0) + max(x - known[-1], 0)))
+        times = np.log([each / pace.macs for each, pace in zip(seconds, paces, strict=True)])
+        means = np.bincount(places, times) / counts
+        fitted = (np.minimum.accumulate(means) + np.maximum.accumulate(means[::-1])[::-1]) / 2
+        return macs * float(np.exp(np.interp(math.log(grain), np.log(known), fitted)))
 
     training, evaluation = at([pace.training for pace in paces]), at([pace.evaluation for pace in paces])
-    return Pace(training, evaluation, memory=0, macs=macs)
+    return Pace(training, evaluation, memory=0, macs=macs, grain=grain)
 
 
 def _remembered() -> dict[str, Pace]:
@@ -189,7 +200,8 @@ def _measured_pace(config: Config, dataset: Dataset, size: NetworkSize) -> Pace:
             memory = _state_bytes(training) + _peak(train, device) * share / images
         test()
         (training_seconds, spread), (test_seconds, _) = _seconds(train, device), _seconds(test, device)
-        return Pace(training_seconds / images, test_seconds / images, round(memory), round(spread, 3), size.macs)
+        seconds = training_seconds / images, test_seconds / images
+        return Pace(*seconds, round(memory), round(spread, 3), max(size.macs, 1), _grain(config, size))
     except torch.OutOfMemoryError as error:
         raise UserError(
             f"batch_size={config.batch_size}: does not fit into the memory of {describe(device)}; choose a smaller one"

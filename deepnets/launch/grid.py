@@ -7,7 +7,7 @@ import os
 import shlex
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -19,11 +19,11 @@ from rich.table import Column, Table
 from deepnets.config.build import build
 from deepnets.config.claim import check_claims, claims_of
 from deepnets.config.project import git_commit, typed_command
-from deepnets.config.schema import CodeChoice, Config, Row
-from deepnets.config.trust import choose_code
-from deepnets.errors import UserError, listed
+from deepnets.config.schema import Config, Row
+from deepnets.errors import UserError
 from deepnets.launch.reuse import (
     before_claims,
+    beside_other_code,
     beside_other_settings,
     claims_below,
     claims_known,
@@ -31,19 +31,9 @@ from deepnets.launch.reuse import (
     copy_twins,
     file_of_sweep,
     kept_by_queue,
+    use_chosen_code,
 )
-from deepnets.runs.code import (
-    beside_other_code,
-    changed_files,
-    check_is_todays,
-    code_of,
-    code_to_execute,
-    execute_copy,
-    kept_code,
-    noted_code,
-    store,
-    trained_before_change,
-)
+from deepnets.runs.code import changed_files, code_of, code_to_execute, store, trained_before_change
 from deepnets.runs.contents import FAILED, Code, Origin, Unreadable
 from deepnets.runs.execute import inspect
 from deepnets.runs.folder import BESIDE, Locked, OtherSettings, RunFolder, lines_by_reason, remedies_of
@@ -122,7 +112,7 @@ def launch(rows: list[Row]) -> int:
     lines += kept_by_queue(queued)
     for line in lines:
         print_line(line)
-    if told := beside_other_code(new_code, is_told=bool(lines)):
+    if told := beside_other_code(new_code, queued, is_told=bool(lines)):
         print_line(told)
     if seen := before_claims(fresh):
         print_line(seen)
@@ -151,40 +141,6 @@ def begun_runs(
     begun = {each for each in folders if each.has_checkpoint or (each.has_begun if queued is None else each in waiting)}
     is_chosen = first.overwrite or first.code
     return begun, [] if is_chosen else [each for each in folders if each in waiting]
-
-
-def use_chosen_code(
-    rows: Sequence[Row], folders: Sequence[RunFolder], begun: Collection[RunFolder]
-) -> dict[RunFolder, Code | UserError]:
-    """Let this process import the chosen version of the user's modules; `begun` is as in `begun_runs`.
-
-    Returns, with code=frozen, the version for each run that this command sets up, or why it cannot be taken. Why an
-    unfinished run cannot take its version, its check says.
-    """
-    choose_code(rows[0].config.code)
-    chosen: dict[RunFolder, Code | UserError] = {}
-    lacking = dict[RunFolder, Config]()
-    for row, folder in zip(rows, folders, strict=True) if rows[0].config.code == CodeChoice.frozen else ():
-        is_new = row.config.overwrite or not (folder in begun or folder.is_complete)
-        try:
-            if is_new and (found := kept_code(folder, row.config)):
-                execute_copy(*found)
-                chosen[folder] = found[1]
-            elif is_new and code_of(row.config):
-                lacking[folder] = row.config
-            elif not folder.is_complete and (code := noted_code(folder)):
-                execute_copy(folder, code)
-        except UserError as error:
-            if is_new:
-                chosen[folder] = error
-    for folder, config in lacking.items():
-        try:
-            check_is_todays(folder, config)
-        except UserError as error:
-            chosen[folder] = error
-    if names := [folder.path.parent.name for folder in lacking if folder not in chosen]:
-        print_line(f"code=frozen: no seed of {listed(names)} has begun, so there is no earlier code of theirs to take")
-    return chosen
 
 
 def check_tables(rows: Sequence[Row], folders: Sequence[RunFolder]) -> None:

@@ -16,17 +16,17 @@ from deepnets.config.schema import Config, Row
 from deepnets.data.dataset import Dataset
 from deepnets.errors import UserError, listed
 from deepnets.launch.cost import Paces, makespan, seconds_of_seeds
-from deepnets.launch.grid import Launcher, begun_runs, check_tables, launchable, use_chosen_code
-from deepnets.launch.reuse import before_claims, beside_other_settings, kept_by_queue, twins_of
-from deepnets.runs.checkpoint import LAST
-from deepnets.runs.code import (
+from deepnets.launch.grid import Launcher, begun_runs, check_tables, launchable
+from deepnets.launch.reuse import (
+    before_claims,
     beside_other_code,
-    changed_files,
-    code_of,
-    code_to_execute,
-    noted_code,
-    trained_before,
+    beside_other_settings,
+    kept_by_queue,
+    twins_of,
+    use_chosen_code,
 )
+from deepnets.runs.checkpoint import LAST
+from deepnets.runs.code import changed_files, code_of, code_to_execute, noted_code, trained_before
 from deepnets.runs.contents import Code, Unreadable
 from deepnets.runs.folder import OtherSettings, RunFolder, lines_by_reason, remedies_of
 from deepnets.runs.naming import folders_of
@@ -43,6 +43,7 @@ FLOPS_PER_MAC = 2 * 3  # a multiply and an add; the backward pass costs twice th
 TIMED = "timed"
 ILLEGAL = "cannot start"
 COPIED = "to copy"
+SUBMITTED = "submitted"  # in the queue, or running elsewhere
 SHORT_SECONDS = 60  # a shorter run is one whose start shows in the total
 MOST_PROTOCOLS = 3
 DEVICES = (1, 8, 64)  # the numbers of devices whose time is printed
@@ -93,7 +94,7 @@ def show_plan(rows: list[Row]) -> int:
     new_code = {run.folder: run.code for run in planned if run.left and run.code and run.folder not in queued}
     for line in (kept := kept_by_queue(queued)):
         print_line(line)
-    if told := beside_other_code(new_code, is_told=bool(changes or kept)):
+    if told := beside_other_code(new_code, queued, is_told=bool(changes or kept)):
         print_line(told)
     new = {run.folder for run in planned if run.state == "new"}
     pairs = [pair for pair in zip(rows, folders, strict=True) if pair[1] in new]
@@ -178,8 +179,8 @@ def _plan(
     is_queued: bool = False,
 ) -> _Planned:
     """Plan one run; `chosen` is as in `use_chosen_code`, `has_begun` and `is_queued` as in `begun_runs`."""
-    state, size = _state(config, folder), None
-    is_complete = state not in ("new", "resumable")
+    state, size = _state(config, folder, is_queued), None
+    is_complete = state not in ("new", "resumable", SUBMITTED)
     try:
         if isinstance(chosen, UserError):
             raise chosen
@@ -193,7 +194,7 @@ def _plan(
         if not is_complete:
             check_start(config)
         epochs, images = _extent(config, dataset, iterations)
-        left = 0.0 if is_complete else 1 - (_trained(folder) / iterations if state == "resumable" else 0.0)
+        left = 0.0 if is_complete else 1 - (0.0 if state == "new" else _trained(folder) / iterations)
         protocol = _protocol(config, dataset, iterations)
         planned = _Planned(folder, state, left, size, FLOPS_PER_MAC * size.macs * images, protocol=protocol)
         if is_complete:
@@ -229,12 +230,14 @@ def _protocol(config: Config, dataset: Dataset, iterations: int) -> str:
     return protocol_of(config, schedule, iterations, ceil(dataset.training_size / config.batch_size), precision)
 
 
-def _state(config: Config, folder: RunFolder) -> str:
-    """Return `new`, `resumable`, or how a complete run ended: `finished` or `diverged`."""
+def _state(config: Config, folder: RunFolder, is_queued: bool) -> str:
+    """Return `new`, `submitted`, `resumable`, or how a complete run ended: `finished` or `diverged`."""
     if config.overwrite:
         return "new"
     if result := folder.completed:
         return result.status
+    if is_queued:
+        return SUBMITTED
     return "resumable" if (folder.path / LAST).is_file() else "new"
 
 

@@ -5,7 +5,7 @@ One identity is one experiment, even if the rows' names differ.
 
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -14,11 +14,22 @@ from pathlib import Path
 from deepnets.config.claim import claims_on_file
 from deepnets.config.identity import difference, flat, identity, identity_hash
 from deepnets.config.project import home
-from deepnets.config.schema import Config, Row
+from deepnets.config.schema import CodeChoice, Config, Row
 from deepnets.config.sweep import SWEEPS
+from deepnets.config.trust import choose_code, chosen_code
 from deepnets.errors import UserError, listed
-from deepnets.runs.code import by_change, code_of, copy_code, is_by
-from deepnets.runs.contents import FINISHED, Origin, Result, Unreadable
+from deepnets.runs.code import (
+    by_change,
+    changed_files,
+    check_is_todays,
+    code_of,
+    copy_code,
+    execute_copy,
+    is_by,
+    kept_code,
+    noted_code,
+)
+from deepnets.runs.contents import FINISHED, Code, Origin, Result, Unreadable
 from deepnets.runs.folder import BESIDE, MIXED, Locked, OtherSettings, RunFolder, run_folders
 from deepnets.runs.owner import OWNER
 from deepnets.system.files import write_atomically
@@ -169,6 +180,82 @@ def beside_other_settings(pairs: Sequence[tuple[Row, RunFolder]]) -> str | None:
         line += f"; for seeds with the old settings, add {other.overrides}"
         line += ", and overwrite=true too if they have a checkpoint"
     return line
+
+
+def beside_other_code(
+    runs: Mapping[RunFolder, Code], queued: Collection[RunFolder] = (), is_told: bool = False
+) -> str | None:
+    """Return a line if other seeds of these rows have other code of the user's; if `is_told` of it, a short one.
+
+    These seeds have ended or begun, or are `queued`, so that they keep the code that they note.
+    """
+    these, names = {folder.path for folder in runs}, []
+    for row, code in {folder.path.parent: code for folder, code in runs.items()}.items():
+        for seed in [seed for seed in run_folders(row) if seed.path not in these]:
+            with suppress(Unreadable):  # nobody asked for this seed
+                if (seed.is_complete or seed.has_begun or seed in queued) and not is_by(seed, code):
+                    names.append(row.name)
+    if not names:
+        return None
+    is_frozen = chosen_code() == CodeChoice.frozen
+    more = "for seeds by the old code instead, add code=frozen, and overwrite=true too if they have a checkpoint"
+    if is_told:
+        return None if is_frozen else f"the seeds of {listed(names)} that this command trains use today's code; {more}"
+    beside = f"To train in another folder, add {BESIDE}{'' if is_frozen else f'; {more}'}"
+    return f"other seeds of {listed(names)} have other code of yours; {MIXED}. {beside}"
+
+
+def use_chosen_code(
+    rows: Sequence[Row], folders: Sequence[RunFolder], begun: Collection[RunFolder]
+) -> dict[RunFolder, Code | UserError]:
+    """Let this process import the chosen version of the user's modules; `begun` is as in `begun_runs`.
+
+    Returns, with code=frozen, the version for each run that this command sets up, or why it cannot be taken. Why an
+    unfinished run cannot take its version, its check says. It prints which runs take a version that is not today's.
+    """
+    choose_code(rows[0].config.code)
+    chosen: dict[RunFolder, Code | UserError] = {}
+    taken, lacking = dict[str, list[RunFolder]](), dict[RunFolder, Config]()
+    pairs = list(zip(rows, folders, strict=True)) if rows[0].config.code == CodeChoice.frozen else []
+    todays = _codes_of(pairs)  # before the first copy stands in for today's modules
+    for row, folder in pairs:
+        is_new, used = row.config.overwrite or not (folder in begun or folder.is_complete), None
+        try:
+            if is_new and (used := kept_code(folder, row.config)):
+                execute_copy(*used)
+                chosen[folder] = used[1]
+            elif is_new and code_of(row.config):
+                lacking[folder] = row.config
+            elif not folder.is_complete and (code := noted_code(folder)):
+                used = folder, code
+                execute_copy(*used)
+            today = todays.get(folder)
+            if used and today and (changed := changed_files(*used, today)):
+                taken.setdefault(f"({used[1].hash}: {', '.join(changed)} changed since", []).append(folder)
+        except UserError as error:
+            if is_new:
+                chosen[folder] = error
+    for what, runs in taken.items():
+        count, where = f"{len(runs)} run{'s' * (len(runs) > 1)}", listed(run.path.parent.name for run in runs)
+        print_line(f"code=frozen: {count} will use your code as it was {what}; rows {where})")
+    for folder, config in lacking.items():
+        try:
+            check_is_todays(folder, config)
+        except UserError as error:
+            chosen[folder] = error
+    if names := [folder.path.parent.name for folder in lacking if folder not in chosen]:
+        print_line(f"code=frozen: no seed of {listed(names)} has begun, so there is no earlier code of theirs to take")
+    return chosen
+
+
+def _codes_of(pairs: Iterable[tuple[Row, RunFolder]]) -> dict[RunFolder, Code]:
+    """Return today's version of the user's own code of each run; a run whose code cannot be read is left out."""
+    codes = {}
+    for row, folder in pairs:
+        with suppress(UserError):
+            if code := code_of(row.config):
+                codes[folder] = code
+    return codes
 
 
 def kept_by_queue(queued: Sequence[RunFolder]) -> list[str]:

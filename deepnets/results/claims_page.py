@@ -102,10 +102,11 @@ def claim_answers(table: Table, most: int) -> list[str]:
         by_answer = ", ".join(f"{counts[outcome]} {outcome}" for outcome in Outcome if counts[outcome])
         lines.append(f"{table.title(index)}: {len(findings)} claim{'s' * (len(findings) > 1)} tested: {by_answer}")
         lines += _cost(table, index, findings)
-        waiting = [seeds for each in findings if each.outcome is Outcome.undecided and (seeds := _next_look(each))]
+        waiting = [each for each in findings if each.outcome is Outcome.undecided and _next_look(each)]
         if waiting:
-            others = f", and {len(waiting) - 1} more wait too" if len(waiting) > 1 else ""
-            lines.append(f"  undecided: the next look needs {waiting[0]}{others}")
+            first, others = waiting[0], f", and {len(waiting) - 1} more wait too" if len(waiting) > 1 else ""
+            so_far = f" ({_measured(first)})" if first.interval else ""
+            lines.append(f"  undecided: {first.text}{so_far}; the next look needs {_next_look(first)}{others}")
         answered = [each for outcome in ANSWERS for each in findings if each.outcome is outcome]
         lines += [f"  {each.outcome}: {each.text} ({_measured(each)})" for each in answered[:most]]
         lines += [f"  and {len(answered) - most} more"] * (len(answered) > most)
@@ -243,7 +244,7 @@ def _next_look(finding: AnyFinding) -> str:
         return ""
     texts = [_without_analysis(finding.analyses)] if finding.analyses else []
     if any(finding.lacking):
-        chance = f" ({100 * finding.chance:.0f}%)" if finding.chance is not None else ""
+        chance = f" (answers with {100 * finding.chance:.0f}%)" if finding.chance is not None else ""
         by_row = [(side.row, _listed(lacking)) for side, lacking in zip(finding.sides, finding.lacking, strict=True)]
         is_same = all(lacking == finding.lacking[0] for lacking in finding.lacking)
         seeds = by_row[0][1] if is_same else "; ".join(f"{row}: {listed}" for row, listed in by_row if listed)

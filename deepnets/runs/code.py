@@ -122,24 +122,6 @@ def noted_code(folder: RunFolder) -> Code | None:
     return list(result.code.values())[-1] if result and result.code else None
 
 
-def beside_other_code(runs: Mapping[RunFolder, Code], is_told: bool = False) -> str | None:
-    """Return a line if other code of the user's trained other seeds of these rows; if `is_told` of it, a short one."""
-    these, names = {folder.path for folder in runs}, []
-    for row, code in {folder.path.parent: code for folder, code in runs.items()}.items():
-        for seed in [seed for seed in run_folders(row) if seed.path not in these]:
-            with suppress(Unreadable):  # nobody asked for this seed
-                if seed.is_complete and not is_by(seed, code):
-                    names.append(row.name)
-    if not names:
-        return None
-    is_frozen = chosen_code() == CodeChoice.frozen
-    more = "for seeds by the old code instead, add code=frozen, and overwrite=true too if they have a checkpoint"
-    if is_told:
-        return None if is_frozen else f"the seeds of {listed(names)} that this command trains use today's code; {more}"
-    beside = f"To train in another folder, add {BESIDE}{'' if is_frozen else f'; {more}'}"
-    return f"other seeds of {listed(names)} were trained by other code of yours; {MIXED}. {beside}"
-
-
 def kept_code(folder: RunFolder, config: Config) -> tuple[RunFolder, Code] | None:
     """Return the version that code=frozen chooses for a run that is set up now, and a run that notes it.
 
@@ -210,7 +192,8 @@ def copy_code(source: RunFolder, into: Path, noted: Code | None = None) -> None:
 def trained_before(folders: Sequence[RunFolder], files: str, runs: int) -> str:
     """Return a line about those of a command's runs that finished before these files of the user's code changed."""
     count = f"{len(folders)} finished runs were" if len(folders) > 1 else "1 finished run was"
-    rows = f"; rows {listed([folder.path.parent.name for folder in folders])}" if runs > 1 else ""
+    names = "all rows" if len(folders) == runs else f"rows {listed(folder.path.parent.name for folder in folders)}"
+    rows = f"; {names}" if runs > 1 else ""
     again = "it again here," if runs == 1 else "these again here, name their rows and seeds, for example seed=0, and"
     return (
         f"{count} trained before your code changed ({files}{rows}); {MIXED}. To train in another folder, add {BESIDE}; "

@@ -100,7 +100,7 @@ def protocol_of(config: Config, schedule: Any, iterations: int, batches: int, pr
         images += f", normalised over {group_sizes(config.batch_size, together)[0]} images"
     clip = f", gradient norm at most {config.clip_gradient_norm:g}" if config.clip_gradient_norm else ""
     is_described = type(schedule).__str__ is not object.__str__  # a user's own class or function may have none
-    loss = f", loss {_described(config.loss)}" if config.loss != PLAIN_LOSS else ""
+    loss = f", training loss {_described(config.loss)}" if config.loss != PLAIN_LOSS else ""
     operations = [node for node in config.dataset.get("augmentation") or [] if isinstance(node, dict)]
     epochs = f"{iterations / batches:.4g}"
     images += "".join(f", {_described(node)}" for node in operations)

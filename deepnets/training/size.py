@@ -35,15 +35,17 @@ LARGEST_WEIGHT, LARGEST_IMAGE = 2**18, 3 * 64 * 64  # bytes of a weight on avera
 
 @dataclass(frozen=True)
 class NetworkSize:
-    """A network's parameters and the bytes that they take, and `macs` for one image.
+    """A network's parameters and the bytes that they take, its `layers`, and `macs` for one image.
 
-    `macs` are the multiply-adds of convolutions and linear layers if every branch is taken. Networks with an equal
+    `layers` are the modules with parameters of their own, batch normalisation too. `macs` are the multiply-adds of
+    convolutions and linear layers if every branch is taken. Networks with an equal
     `architecture` take the same time. It is a hash of torch's description of the modules, without decimal numbers such
     as the bias of a gate.
     """
 
     parameters: int
     bytes: int
+    layers: int
     macs: int
     architecture: str
 
@@ -169,6 +171,7 @@ def _counted(model: nn.Module, shapes: list[tuple[int, int, int]]) -> NetworkSiz
     return NetworkSize(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         bytes=sum(parameter.nbytes for parameter in model.parameters()),
+        layers=sum(any(True for _ in module.parameters(recurse=False)) for module in model.modules()),
         macs=counter.get_total_flops() // 2,
         architecture=hashlib.sha256(description.encode()).hexdigest()[:16],
     )

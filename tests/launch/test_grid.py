@@ -16,7 +16,7 @@ from deepnets.config.trust import choosing_code, trusting
 from deepnets.errors import UserError
 from deepnets.launch.grid import check_tables, launch
 from deepnets.launch.plan import show_plan
-from deepnets.runs.code import beside_other_code
+from deepnets.launch.reuse import beside_other_code
 from deepnets.runs.contents import Code, Origin, Result
 from deepnets.runs.folder import Locked, OtherCode, RunFolder
 from deepnets.runs.naming import folder_of, folders_of
@@ -241,7 +241,7 @@ def test_seeds_beside_those_of_other_code_are_told(tmp_path: Path, capsys: pytes
     folder.result.model_copy(update={"code": older}).write(folder.path)
     (folder_of(rows[1]).path / "result.json").write_text('{"status": 3}')  # another seed, which cannot be read
     assert show_plan(rows[2:]) == 0
-    told = f"other seeds of {folder.path.parent.name} were trained by other code of yours; rows with seeds of both"
+    told = f"other seeds of {folder.path.parent.name} have other code of yours; rows with seeds of both"
     assert told in capsys.readouterr().out
     assert launch(rows[2:]) == 0
     assert told in capsys.readouterr().out

@@ -1,7 +1,6 @@
 """plan=true: the grid, its cost and its state, before anything runs."""
 
 import json
-import math
 import re
 from itertools import product
 from pathlib import Path
@@ -106,39 +105,40 @@ def test_what_was_never_measured_is_estimated_by_its_multiply_adds() -> None:
     assert second.training == pytest.approx(first.training * more / macs)
 
 
-def test_an_estimate_lies_between_the_paces_of_the_next_smaller_and_the_next_larger_network() -> None:
-    timed, paces = Paces(measure=True), {}
-    for depth in (8, 26):
-        row = config(*SMALL, f"model.depth={depth}")
+def test_an_estimate_lies_between_the_paces_of_networks_of_finer_and_of_coarser_grain() -> None:
+    timed, paces, grains = Paces(measure=True), {}, []
+    for widths in ("[4,8,16]", "[5,10,20]", "[6,12,24]"):
+        row = config("model.depth=8", f"model.widths={widths}")
         dataset, _ = check_settings(row)
-        paces[depth], _ = timed.of(row, dataset, size_of(row, dataset))
-    for depth in (14, 20):
-        row = config(*SMALL, f"model.depth={depth}")
-        dataset, _ = check_settings(row)
-        size = size_of(row, dataset)
-        paces[depth], is_measured = Paces(measure=False).of(row, dataset, size)
-        assert not is_measured
-        share = math.log(size.macs / paces[8].macs) / math.log(paces[26].macs / paces[8].macs)
-        ratio = paces[26].training / paces[8].training
-        assert paces[depth].training == pytest.approx(paces[8].training * ratio**share)
+        is_between = widths == "[5,10,20]"
+        pace, is_measured = (Paces(measure=False) if is_between else timed).of(row, dataset, size_of(row, dataset))
+        assert is_measured != is_between
+        paces[is_between] = [*paces.get(is_between, []), pace.training / pace.macs]
+        grains.append(pace.grain)
+    assert grains == sorted(grains)
+    assert min(paces[False]) <= paces[True][0] <= max(paces[False])
 
 
-def test_equal_networks_under_several_loads_count_together() -> None:
-    paces = [Pace(seconds, seconds, 0, macs=macs) for macs, seconds in ((10, 1.0), (10, 4.0), (40, 1.0), (160, 8.0))]
-    fitted = {macs: _estimated(paces, macs).training for macs in (1, 10, 20, 40, 160, 1600)}
-    assert list(fitted.values()) == sorted(fitted.values())
-    assert _estimated(paces[::-1], 20) == _estimated(paces, 20)
-    assert fitted[1600] == pytest.approx(10 * 8.0)
+def test_the_time_of_a_multiply_add_is_estimated_so_that_it_never_rises_with_the_grain() -> None:
+    measured = [(10, 4.0), (10, 1.0), (20, 3.0), (40, 1.0)]  # under several loads
+    paces = [Pace(10 * seconds, seconds, 0, macs=10, grain=grain) for grain, seconds in measured]
+    fitted = {grain: _estimated(paces, 1, grain).training for grain in (5, 10, 14, 20, 28, 40, 80)}
+    assert list(fitted.values()) == sorted(fitted.values(), reverse=True)
+    assert _estimated(paces[::-1], 1, 14) == _estimated(paces, 1, 14)
+    assert fitted[10] == pytest.approx((2.0 * 3.0) ** 0.5)
+    assert fitted[80] == pytest.approx(1.0)
+    assert _estimated(paces, 7, 80).evaluation == pytest.approx(7 * 0.1)
 
 
-def test_a_network_of_many_more_multiply_adds_is_measured_itself() -> None:
+@pytest.mark.parametrize("changes", [["model.widths=[16,16,16]"], ["model.depth=26", "model.widths=[2,4,8]"]])
+def test_a_network_of_thinner_or_wider_layers_is_measured_itself(changes: list[str]) -> None:
     paces = Paces(measure=False)
     measured = []
-    for widths in ("[2,2,2]", "[16,16,16]"):
-        row = config(*SMALL, f"model.widths={widths}")
+    for words in ([], ["model.depth=20"], changes):
+        row = config(*SMALL, *words)
         dataset, _ = check_settings(row)
         measured.append(paces.of(row, dataset, size_of(row, dataset))[1])
-    assert measured == [True, True]
+    assert measured == [True, False, True]
 
 
 def test_a_network_is_counted_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from deepnets.config.trust import choosing_code, trusting
 from deepnets.errors import UserError
-from deepnets.launch.grid import use_chosen_code
+from deepnets.launch.reuse import use_chosen_code
 from deepnets.run import load_classifier, load_run
 from deepnets.runs import checkpoint, code
 from deepnets.runs.code import (
@@ -315,6 +315,8 @@ def test_code_that_changes_while_a_run_is_unfinished(project: Path, tmp_path: Pa
     for choice, exit_code in (([], 1), (["--code", "frozen"], 0), (["--code", "current"], 0)):
         done = subprocess.run([*export, *choice], capture_output=True, text=True, cwd=ROOT, check=False)
         assert done.returncode == exit_code, done.stderr
+        assert not choice or f"; predict too needs --code {choice[1]}\n" in done.stdout
+        assert not choice or f', code="{choice[1]}")' in (tmp_path / "weights" / "README.md").read_text()
     assert "your code has changed since the run began: own_scales.py" in done.stdout
 
     exported = tmp_path / "weights"
@@ -378,7 +380,7 @@ def test_frozen_code_trains_more_seeds_of_a_row(project: Path, tmp_path: Path) -
         assert done.returncode == 0, done.stderr
     (project / "own_scales.py").write_text(SCALES.replace("1.0", "5.0"))
     done = train(*words(project, root, "epochs=1", "seed=2"))
-    assert "were trained by other code of yours" in done.stdout
+    assert "have other code of yours" in done.stdout
     assert "for seeds by the old code instead, add code=frozen" in done.stdout
     (row_folder,) = (folder for folder in (root / "runs").iterdir() if not folder.name.startswith("."))
     codes = {seed: result_of(row_folder / f"seed{seed}")["code"]["0"]["hash"] for seed in (0, 1, 2)}
@@ -388,6 +390,8 @@ def test_frozen_code_trains_more_seeds_of_a_row(project: Path, tmp_path: Path) -
         done = train(*words(project, root, "epochs=1", "code=frozen", *more))
         assert done.returncode == 0, done.stderr
         assert "other code of yours" not in done.stdout
+        told = f"code=frozen: 1 run will use your code as it was ({codes[0]}: own_scales.py changed since; rows digits_"
+        assert told in done.stdout
     assert [result_of(row_folder / f"seed{seed}")["code"]["0"]["hash"] for seed in (2, 3)] == [codes[0]] * 2
     assert RunFolder(row_folder / "seed3").origin.code == RunFolder(row_folder / "seed0").origin.code
     reference = weights_of(next(undisturbed.glob("runs/*/seed2")))
