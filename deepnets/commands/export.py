@@ -20,7 +20,7 @@ from deepnets.config.trust import chosen_code
 from deepnets.errors import UserError, printable
 from deepnets.results.read import read_runs
 from deepnets.runs.classifier import PROGRAM, classifier_of, with_input, write_program
-from deepnets.runs.code import FOLDER, copy_code
+from deepnets.runs.code import copy_code
 from deepnets.runs.contents import FINISHED, Input, Result
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.weights import NoSuchNetwork, Weights, read_weights, write_for_torchvision, write_weights
@@ -71,9 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with writing(arguments.to):
         copy_code(RunFolder(arguments.run), arguments.to, weights.code)
     print(printable(f"settings     {RunFolder(arguments.to / 'config.yaml')}"))
-    choice = chosen_code()
-    for copy in sorted((arguments.to / FOLDER).glob("*")):
-        print(printable(f"code         {RunFolder(copy)}" + f"; predict too needs --code {choice}" * bool(choice)))
+    if choice := chosen_code():
+        print(f"code         if yours has changed since the run began, predict too needs --code {choice}")
     failed: list[str] = []
 
     def write(name: str, writer: Callable[[], Path]) -> Path | None:

@@ -92,7 +92,7 @@ class Paces:
             write_atomically(own_cache() / REMEMBERED, text, durable=False)
         if key in measured_here:
             return measured_here[key], True
-        return _estimated([pace for pace in others if pace.grain], size.macs, grain), False
+        return _estimated([pace for pace in others if pace.grain], max(size.macs, 1), grain), False
 
 
 def _grain(config: Config, size: NetworkSize) -> float:
@@ -190,16 +190,17 @@ def _measured_pace(config: Config, dataset: Dataset, size: NetworkSize) -> Pace:
 
         # The first iteration makes the optimiser's state, compiles and captures; later ones replay without allocating.
         if "graphed" in training.step:  # the short last batch runs outside the graphs, which keep their memory
-            memory: float = _peak(train, device)
+            memory: float = _state_bytes(training) + _peak(train, device)
             graphs, training.forward = training.forward, training.replica
-            memory += _state_bytes(training) + _peak(train, device)
+            memory += _peak(train, device)
             training.forward = graphs
             train()
         else:
             train()
             memory = _state_bytes(training) + _peak(train, device) * share / images
+        training_seconds, spread = _seconds(train, device)  # before `test`, which leaves the model in evaluation mode
         test()
-        (training_seconds, spread), (test_seconds, _) = _seconds(train, device), _seconds(test, device)
+        test_seconds, _ = _seconds(test, device)
         seconds = training_seconds / images, test_seconds / images
         return Pace(*seconds, round(memory), round(spread, 3), max(size.macs, 1), _grain(config, size))
     except torch.OutOfMemoryError as error:

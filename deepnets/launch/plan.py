@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.table import Column, Table
 
 from deepnets.config.build import build
-from deepnets.config.schema import Config, Row
+from deepnets.config.schema import Config, Precision, Row
 from deepnets.data.dataset import Dataset
 from deepnets.errors import UserError, listed
 from deepnets.launch.cost import Paces, makespan, seconds_of_seeds
@@ -43,7 +44,7 @@ FLOPS_PER_MAC = 2 * 3  # a multiply and an add; the backward pass costs twice th
 TIMED = "timed"
 ILLEGAL = "cannot start"
 COPIED = "to copy"
-SUBMITTED = "submitted"  # in the queue, or running elsewhere
+QUEUED = "queued or running"  # in the launcher's queue, or in another process
 SHORT_SECONDS = 60  # a shorter run is one whose start shows in the total
 MOST_PROTOCOLS = 3
 DEVICES = (1, 8, 64)  # the numbers of devices whose time is printed
@@ -150,7 +151,7 @@ class _Planned:
     of that time, None if the time is an estimate. The run uses `devices` devices and `memory` bytes on each, 0 if the
     memory was never measured. `problem` says which data it lacks, or why it cannot start: then it is the summary of
     `error`. A run that is not complete would execute `code` of the user's; `changed` names the files of it that have
-    changed since a run finished. `protocol` is empty if the run cannot start.
+    changed since a run finished. `protocol` is empty if the run is complete or cannot start.
     """
 
     folder: RunFolder
@@ -180,7 +181,7 @@ def _plan(
 ) -> _Planned:
     """Plan one run; `chosen` is as in `use_chosen_code`, `has_begun` and `is_queued` as in `begun_runs`."""
     state, size = _state(config, folder, is_queued), None
-    is_complete = state not in ("new", "resumable", SUBMITTED)
+    is_complete = state not in ("new", "resumable", QUEUED)
     try:
         if isinstance(chosen, UserError):
             raise chosen
@@ -194,8 +195,9 @@ def _plan(
         if not is_complete:
             check_start(config)
         epochs, images = _extent(config, dataset, iterations)
-        left = 0.0 if is_complete else 1 - (0.0 if state == "new" else _trained(folder) / iterations)
-        protocol = _protocol(config, dataset, iterations)
+        has_trained = state != "new" and (folder.path / LAST).is_file()
+        left = 0.0 if is_complete else 1 - (_trained(folder) / iterations if has_trained else 0.0)
+        protocol = "" if is_complete else _protocol(config, dataset, iterations)
         planned = _Planned(folder, state, left, size, FLOPS_PER_MAC * size.macs * images, protocol=protocol)
         if is_complete:
             before = noted_code(folder) if code else None
@@ -224,20 +226,21 @@ def _plan(
 
 def _protocol(config: Config, dataset: Dataset, iterations: int) -> str:
     """Describe the run's protocol, with its arithmetic if the device is here, else with the configured one."""
-    is_here = _is_here(config.device)
-    precision = choose_precision(config.precision, find_device(config.device)) if is_here else config.precision
+    is_known = _is_here(config.device) or config.precision is not Precision.auto
+    device = find_device(config.device) if _is_here(config.device) else torch.device("cpu")
+    precision = choose_precision(config.precision, device) if is_known else f"precision {config.precision}"
     schedule = build("schedule", config.schedule, total=iterations)
     return protocol_of(config, schedule, iterations, ceil(dataset.training_size / config.batch_size), precision)
 
 
 def _state(config: Config, folder: RunFolder, is_queued: bool) -> str:
-    """Return `new`, `submitted`, `resumable`, or how a complete run ended: `finished` or `diverged`."""
+    """Return `new`, `QUEUED`, `resumable`, or how a complete run ended: `finished` or `diverged`."""
     if config.overwrite:
         return "new"
     if result := folder.completed:
         return result.status
     if is_queued:
-        return SUBMITTED
+        return QUEUED
     return "resumable" if (folder.path / LAST).is_file() else "new"
 
 
@@ -301,7 +304,9 @@ def _times(planned: Sequence[_Planned], config: Config) -> list[str]:
     if config.launcher.get("stacked", 1) > 1:
         notes.append(f"one by one, not launcher.stacked={config.launcher['stacked']}")
     if any(run.seconds and run.spread is None for run in planned):
-        notes.append(f"~ estimated from finished seeds, else from MACs; plan={TIMED} measures each network")
+        notes.append(
+            f"~ estimated from finished seeds, else from nets with layers like these; plan={TIMED} times each net"
+        )
     if any(seconds < SHORT_SECONDS for seconds, _ in runs):
         notes.append("without what each run takes to start")
     device = describe(find_device(config.device))
@@ -315,13 +320,13 @@ def _protocols(planned: Sequence[_Planned]) -> list[str]:
     for run in planned:
         if run.protocol:
             rows.setdefault(run.protocol, {})[run.folder.path.parent.name] = None
-    first = next(iter(rows))
+    first = next(iter(rows), "")
     lines = []
     for line, others in [*rows.items()][:MOST_PROTOCOLS]:
         change = protocol_change(line, first)
         text = f"the same, but {change}" if change else line.removeprefix("protocol: ")
         lines.append(f"protocol   {f'of {listed(others)}: ' * (len(rows) > 1)}{text}")
-    return lines + [f"protocol   and {len(rows) - MOST_PROTOCOLS} more"] * (len(rows) > MOST_PROTOCOLS)
+    return lines + [f"protocol   and {len(rows) - MOST_PROTOCOLS} more, of other rows"] * (len(rows) > MOST_PROTOCOLS)
 
 
 def _cells(planned: list[_Planned]) -> tuple[str, ...]:

@@ -187,13 +187,13 @@ def beside_other_code(
 ) -> str | None:
     """Return a line if other seeds of these rows have other code of the user's; if `is_told` of it, a short one.
 
-    These seeds have ended or begun, or are `queued`, so that they keep the code that they note.
+    These seeds have ended or have a checkpoint, or they are `queued`, so that they keep the code that they note.
     """
     these, names = {folder.path for folder in runs}, []
     for row, code in {folder.path.parent: code for folder, code in runs.items()}.items():
         for seed in [seed for seed in run_folders(row) if seed.path not in these]:
             with suppress(Unreadable):  # nobody asked for this seed
-                if (seed.is_complete or seed.has_begun or seed in queued) and not is_by(seed, code):
+                if (seed.is_complete or seed.has_checkpoint or seed in queued) and not is_by(seed, code):
                     names.append(row.name)
     if not names:
         return None

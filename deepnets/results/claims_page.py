@@ -106,7 +106,8 @@ def claim_answers(table: Table, most: int) -> list[str]:
         if waiting:
             first, others = waiting[0], f", and {len(waiting) - 1} more wait too" if len(waiting) > 1 else ""
             so_far = f" ({_measured(first)})" if first.interval else ""
-            lines.append(f"  undecided: {first.text}{so_far}; the next look needs {_next_look(first)}{others}")
+            needed = _next_look(first, meaning=" chance of an answer")
+            lines.append(f"  undecided: {first.text}{so_far}; the next look needs {needed}{others}")
         answered = [each for outcome in ANSWERS for each in findings if each.outcome is outcome]
         lines += [f"  {each.outcome}: {each.text} ({_measured(each)})" for each in answered[:most]]
         lines += [f"  and {len(answered) - most} more"] * (len(answered) > most)
@@ -238,13 +239,16 @@ def _measured(finding: AnyFinding) -> str:
     return f"{signed(finding.difference)}, {low} to {high}, {finding.looks[-1].seeds} seeds each"
 
 
-def _next_look(finding: AnyFinding) -> str:
-    """Name the seeds, or the analyses, that each row lacks for the next look, and the chance that this look answers."""
+def _next_look(finding: AnyFinding, meaning: str = "") -> str:
+    """Name the seeds, or the analyses, that each row lacks for the next look, and the chance that this look answers.
+
+    `meaning` follows the percentage.
+    """
     if finding.lacking is None:
         return ""
     texts = [_without_analysis(finding.analyses)] if finding.analyses else []
     if any(finding.lacking):
-        chance = f" (answers with {100 * finding.chance:.0f}%)" if finding.chance is not None else ""
+        chance = f" ({100 * finding.chance:.0f}%{meaning})" if finding.chance is not None else ""
         by_row = [(side.row, _listed(lacking)) for side, lacking in zip(finding.sides, finding.lacking, strict=True)]
         is_same = all(lacking == finding.lacking[0] for lacking in finding.lacking)
         seeds = by_row[0][1] if is_same else "; ".join(f"{row}: {listed}" for row, listed in by_row if listed)

@@ -241,6 +241,7 @@ def compare_pairs(pairs: Sequence[tuple[Errors, Errors]]) -> list[Comparison]:
     """Compare each pair by Welch's test, corrected for the number of tested pairs; the smallest p comes first.
 
     A run gives the same bits again, so rows of equal errors are the same experiment, of which there is nothing to test.
+    Rows that have a run in common are not tested either, because the test takes all runs as independent.
     """
     reasons = [_why_not(first, second) for first, second in pairs]
     tested = [pair for pair, why_not in zip(pairs, reasons, strict=True) if not why_not]

@@ -160,7 +160,7 @@ def _versions(runs: Iterable[RunFolder]) -> dict[str, tuple[RunFolder, Code]]:
 
 
 def is_by(folder: RunFolder, code: Code | None) -> bool:
-    """Return whether this version of the user's own code trained a finished run from beginning to end."""
+    """Return whether this version of the user's own code trained a run from beginning to end, or is what it notes."""
     result, noted = folder.result, noted_code(folder)
     versions = list(result.code.values()) if result and result.code else [noted] if noted else []
     return not any(changed_files(folder, each, code) for each in versions) if code else not versions
@@ -192,8 +192,9 @@ def copy_code(source: RunFolder, into: Path, noted: Code | None = None) -> None:
 def trained_before(folders: Sequence[RunFolder], files: str, runs: int) -> str:
     """Return a line about those of a command's runs that finished before these files of the user's code changed."""
     count = f"{len(folders)} finished runs were" if len(folders) > 1 else "1 finished run was"
-    names = "all rows" if len(folders) == runs else f"rows {listed(folder.path.parent.name for folder in folders)}"
-    rows = f"; {names}" if runs > 1 else ""
+    names = [folder.path.parent.name for folder in folders]
+    is_all = len(folders) == runs and len({*names}) > 1
+    rows = f"; {'all rows' if is_all else f'rows {listed(names)}'}" if runs > 1 else ""
     again = "it again here," if runs == 1 else "these again here, name their rows and seeds, for example seed=0, and"
     return (
         f"{count} trained before your code changed ({files}{rows}); {MIXED}. To train in another folder, add {BESIDE}; "

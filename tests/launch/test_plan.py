@@ -15,6 +15,7 @@ from deepnets.config.compose import register, typed
 from deepnets.config.project import CONF
 from deepnets.config.schema import Config
 from deepnets.data.dataset import Dataset
+from deepnets.launch import cost
 from deepnets.launch.cost import Pace, Paces, _estimated, makespan
 from deepnets.launch.grid import launch
 from deepnets.launch.plan import show_plan
@@ -106,17 +107,33 @@ def test_what_was_never_measured_is_estimated_by_its_multiply_adds() -> None:
 
 
 def test_an_estimate_lies_between_the_paces_of_networks_of_finer_and_of_coarser_grain() -> None:
-    timed, paces, grains = Paces(measure=True), {}, []
-    for widths in ("[4,8,16]", "[5,10,20]", "[6,12,24]"):
+    timed, of_mac = Paces(measure=True), {}
+    for widths in ("[4,8,16]", "[6,12,24]", "[5,10,20]"):
         row = config("model.depth=8", f"model.widths={widths}")
         dataset, _ = check_settings(row)
         is_between = widths == "[5,10,20]"
         pace, is_measured = (Paces(measure=False) if is_between else timed).of(row, dataset, size_of(row, dataset))
         assert is_measured != is_between
-        paces[is_between] = [*paces.get(is_between, []), pace.training / pace.macs]
-        grains.append(pace.grain)
-    assert grains == sorted(grains)
-    assert min(paces[False]) <= paces[True][0] <= max(paces[False])
+        of_mac[pace.grain] = pace.training / pace.macs
+    fine, between, coarse = (of_mac[grain] for grain in sorted(of_mac))
+    assert min(fine, coarse) * 0.999 <= between <= max(fine, coarse) * 1.001
+
+
+def test_every_timed_training_step_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, modes = [], []
+    prepared, timed = cost.prepare, cost._seconds
+    monkeypatch.setattr(cost, "prepare", lambda *given: made.append(prepared(*given)) or made[-1])
+    monkeypatch.setattr(cost, "_seconds", lambda act, device: timed(lambda: act() or modes.append(training()), device))
+
+    def training() -> bool:
+        return made[-1].model.training
+
+    row = config(*SMALL)
+    dataset, _ = check_settings(row)
+    pace_of(row, dataset, size_of(row, dataset))
+    assert modes == sorted(modes, reverse=True)  # first all training steps, then all evaluations
+    assert sum(modes) >= 3
+    assert not all(modes)
 
 
 def test_the_time_of_a_multiply_add_is_estimated_so_that_it_never_rises_with_the_grain() -> None:
@@ -217,7 +234,7 @@ def test_each_protocol_of_a_plan_is_printed_once_beside_its_rows(
     assert [line.partition(": ")[2] for line in others] == [
         f"the same, but sgd (lr {rate}, {settings})" for rate in (0.2, 0.3)
     ]
-    assert more == "and 2 more"
+    assert more == "and 2 more, of other rows"
 
 
 @pytest.mark.slow

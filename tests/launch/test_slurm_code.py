@@ -89,7 +89,7 @@ def test_the_same_command_after_an_edit_leaves_queued_runs_to_their_code(clone: 
         for each in (planned, printed):
             assert "2 runs in the queue, or running elsewhere, will use your code as it was (own_scales.py" in each
             assert re.search("that this command trains use today's code; .* add code=frozen", each)
-        assert "runs       3: 2 submitted, 1 new" in planned
+        assert "runs       3: 2 queued or running, 1 new" in planned
         third = job_of(printed)
         assert f"begins after {jobs[0]}, {jobs[1]} (launcher.at_once=1)" in printed
         dependency = re.search(r"Dependency=(\S+)", answer("scontrol", "show", "job", third))[1]

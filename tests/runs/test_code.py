@@ -315,7 +315,7 @@ def test_code_that_changes_while_a_run_is_unfinished(project: Path, tmp_path: Pa
     for choice, exit_code in (([], 1), (["--code", "frozen"], 0), (["--code", "current"], 0)):
         done = subprocess.run([*export, *choice], capture_output=True, text=True, cwd=ROOT, check=False)
         assert done.returncode == exit_code, done.stderr
-        assert not choice or f"; predict too needs --code {choice[1]}\n" in done.stdout
+        assert not choice or f"predict too needs --code {choice[1]}\n" in done.stdout
         assert not choice or f', code="{choice[1]}")' in (tmp_path / "weights" / "README.md").read_text()
     assert "your code has changed since the run began: own_scales.py" in done.stdout
 
