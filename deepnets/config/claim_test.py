@@ -237,6 +237,8 @@ def _contrasts(form: str, node: Any, rows: Sequence[str], wrong: str) -> tuple[t
     if form in ("slope", "log_slope"):
         if not isinstance(node, Mapping) or len(node) < 2 or not all(map(is_number, node)):
             raise UserError(f"{wrong}; a {form} is a mapping from two or more numbers, as {{20: a minus b, 56: c}}")
+        if not all(isinstance(each, str) or is_number(each) for each in node.values()):
+            raise UserError(f'{wrong}; a {form} has one text for each number, as {{8: "a minus b"}}, and no lists')
         if form == "log_slope" and min(node) <= 0:
             raise UserError(f"{wrong}; a log_slope is over numbers above 0")
         places = [math.log10(number) if form == "log_slope" else number for number in node]

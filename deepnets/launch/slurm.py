@@ -176,7 +176,7 @@ class Slurm:
                 print(printable(line))
         print_failed_before(left.failed)
         if jobs:
-            print(f"cancel  scancel {' '.join(jobs)}")
+            print(f"cancel  scancel {' '.join(jobs)}" + "  (all jobs with these runs)" * (len(jobs) > 1))
         sweep = RunFolder(folders[0].path.parents[1])
         print(printable(f"status  {program('report')} {shlex.quote(str(sweep))} --status"), flush=True)
         return left

@@ -13,7 +13,7 @@ from deepnets.results.published import FAIL, PublishedRow, printed_of, true_diff
 from deepnets.results.read import Run, example
 from deepnets.results.statistics import median_interval
 from deepnets.runs.contents import DIVERGED, FINISHED
-from deepnets.system.printing import NOTHING, percent, signed
+from deepnets.system.printing import NOTHING, percent, setting_text, signed
 
 FAIL_ABOVE = 20.0  # percent; He et al. 2016, Table 1
 TRIAL = "setting"  # the key and axis that hold the number of a trial
@@ -72,7 +72,8 @@ class Cell:
 
     @property
     def best(self) -> float | None:
-        return min(self.errors, default=None)
+        """The lowest error; None if no run has one."""
+        return min(filter(math.isfinite, self.errors), default=None)
 
     @property
     def train_median(self) -> float | None:
@@ -93,7 +94,7 @@ class Cell:
 
     @cached_property
     def interval(self) -> tuple[float, float] | None:
-        return median_interval(self.compared)
+        return median_interval(self.compared) if any(map(math.isfinite, self.compared)) else None
 
     @property
     def is_fail(self) -> bool:
@@ -217,8 +218,16 @@ class Net(Cell):
             "its test error": percent(best.error) if best else NOTHING,
             "mean of best tenth": _loss(self.best_tenth) if self.trials else NOTHING,
             "median of all": _loss(median(self.losses)) if self.trials else NOTHING,
+            "settings of the best": self._drawn(best) if best else NOTHING,
             "state": self.remarks,
         }
+
+    def _drawn(self, best: Run) -> str:
+        """List the settings in which the trials differ, with the values of the best trial."""
+        drawn = [key for key in best.settings if len({str(run.settings.get(key)) for run in self.trials}) > 1]
+        values = {key: best.settings[key] for key in drawn if key not in (TRIAL, "seed")}
+        rounded = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in values.items()}
+        return ", ".join(f"{key}={setting_text(value)}" for key, value in rounded.items()) or NOTHING
 
 
 def compared_error(run: Run, best_epochs: int | None) -> float | None:

@@ -107,7 +107,7 @@ def claim_answers(table: Table, most: int) -> list[str]:
             first, others = waiting[0], f", and {len(waiting) - 1} more wait too" if len(waiting) > 1 else ""
             so_far = f" ({_measured(first)})" if first.interval else ""
             needed = _next_look(first, meaning=" chance of an answer")
-            lines.append(f"  undecided: {first.text}{so_far}; the next look needs {needed}{others}")
+            lines.append(f"  undecided: {first.text}{so_far}; the next look lacks {needed}{others}")
         answered = [each for outcome in ANSWERS for each in findings if each.outcome is outcome]
         lines += [f"  {each.outcome}: {each.text} ({_measured(each)})" for each in answered[:most]]
         lines += [f"  and {len(answered) - most} more"] * (len(answered) > most)
@@ -260,7 +260,7 @@ def _listed(seeds: Sequence[int]) -> str:
     """Return text such as `seeds 3 4`. More than `MOST` are trials of a search: only the first and last are named."""
     if len(seeds) > MOST:
         return f"trials {seeds[0]} to {seeds[-1]}"
-    return f"seeds {' '.join(map(str, seeds))}" if seeds else ""
+    return f"seed{'s' * (len(seeds) > 1)} {' '.join(map(str, seeds))}" if seeds else ""
 
 
 def _without_analysis(commands: Sequence[str]) -> str:

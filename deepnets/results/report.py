@@ -18,7 +18,7 @@ from deepnets.monitor.style import styled
 from deepnets.results.cell import middle
 from deepnets.results.claims import has_claims
 from deepnets.results.claims_page import claim_answers, claim_sheets
-from deepnets.results.columns import Column, columns_of, frame_of, in_other_arithmetic, warnings_of
+from deepnets.results.columns import Column, columns_of, frame_of, in_other_arithmetic, mixes_code, warnings_of
 from deepnets.results.compare import compare_runs
 from deepnets.results.export import to_csv, to_latex, to_markdown
 from deepnets.results.figures.curves import MOST_PANELS, curves_beside
@@ -87,7 +87,8 @@ def report(
     for table, sheets in zip(tables, comparisons, strict=True):
         _print_table(console, table, sheets if full else None)
         ended = [run.folder for column in table.columns for run in column.runs if run.has_ended and run.code]
-        changes += [f"{table.name}: {line}" for line in (*_of_earlier_code(ended), *_looked_at_before(table))]
+        is_mixed = any(mixes_code(runs) for column in table.columns for runs in column.rows.values())
+        changes += [f"{table.name}: {line}" for line in (*_of_earlier_code(ended, is_mixed), *_looked_at_before(table))]
     for line in changes:
         console.print(as_text(f"warning: {line}", style="yellow"), soft_wrap=True)
     for kind, file in exports.items():
@@ -238,11 +239,12 @@ def _results(table: Table) -> list[Sheet]:
     return [*([overview] if overview else []), *result_sheets(table)]
 
 
-def _of_earlier_code(ended: Sequence[RunFolder]) -> Iterator[str]:
+def _of_earlier_code(ended: Sequence[RunFolder], is_mixed: bool) -> Iterator[str]:
     """Yield a line for the runs after which the same files of the user's code have changed."""
+    still = "" if is_mixed else " (no row mixes versions)"
     for files, runs in by_change(ended).items():
         results, rows = f"{len(runs)} result{'s' * (len(runs) > 1)}", listed(run.path.parent.name for run in runs)
-        yield f"your code ({files}) has changed since it trained {results} of this table; rows {rows}"
+        yield f"your code ({files}) has changed since it trained {results} of this table; rows {rows}{still}"
 
 
 def _looked_at_before(table: Table) -> Iterator[str]:

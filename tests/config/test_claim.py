@@ -136,6 +136,7 @@ def test_the_test_of_a_registered_claim_is_outside_its_hash_and_its_region_withi
         ({"slope": ["a", "b"]}, "a slope is a mapping"),
         ({"slope": {1: "a"}}, "two or more numbers"),
         ({"log_slope": {0: "a", 1: "b"}}, "numbers above 0"),
+        ({"log_slope": {8: ["a minus b"], 20: "b"}}, 'has one text for each number, as {8: "a minus b"}, and no lists'),
         ({"order": ["a", "a"]}, "two or more different rows"),
         ({"eech": ["a"]}, "eech is unknown; the nearest: each"),
         ({"each": ["a"], "of": "test eror"}, "the nearest: test error"),

@@ -54,17 +54,18 @@ def test_a_row_for_each_net_sums_up_its_trials(tmp_path: Path) -> None:
     trial(tmp_path, 20, 0, [2.0, 0.5])
     trial(tmp_path, 20, 1, [2.0, math.nan], "diverged", test_error=None)
     trial(tmp_path, 20, 2, [1.5], "waiting")
-    columns = ("trials", "best loss", "its trial", "its test error", "mean of best tenth", "median of all", "state")
+    first = ("trials", "best loss", "its trial", "its test error", "mean of best tenth", "median of all")
+    columns, drawn = (*first, "settings of the best", "state"), "optimizer.lr=0.1"
     assert nets_of(tmp_path) == {
-        "fc10": dict(zip(columns, ("20", "0.01", "0", "0.10", "0.015", "0.105", ""), strict=True)),
-        "fc20": dict(zip(columns, ("2", "0.5", "0", "5.00", "0.5", "∞", "1 diverged, 1 waiting"), strict=True)),
+        "fc10": dict(zip(columns, ("20", "0.01", "0", "0.10", "0.015", "0.105", drawn, ""), strict=True)),
+        "fc20": dict(zip(columns, ("2", "0.5", "0", "5.00", "0.5", "∞", drawn, "1 diverged, 1 waiting"), strict=True)),
     }
 
 
 def test_where_all_trials_diverged_none_is_the_best(tmp_path: Path) -> None:
     for number in range(2):
         trial(tmp_path, 10, number, [2.0, math.nan], "diverged", test_error=None)
-    assert tuple(nets_of(tmp_path)["fc10"].values()) == ("2", "∞", NOTHING, NOTHING, "∞", "∞", "2 diverged")
+    assert tuple(nets_of(tmp_path)["fc10"].values()) == ("2", "∞", NOTHING, NOTHING, "∞", "∞", NOTHING, "2 diverged")
     assert table_of(tmp_path).notes == []
 
 

@@ -219,7 +219,7 @@ def test_an_answer_says_what_undecided_claims_wait_for() -> None:
     title, *lines = claim_answers(table, 0)
     undecided = [line for sheet in claim_sheets(table) for line in sheet.lines if line[1] == Outcome.undecided]
     assert f"{len(undecided)} undecided" in title
-    (told,) = [line for line in lines if "the next look needs" in line]
+    (told,) = [line for line in lines if "the next look lacks" in line]
     assert any(line[-1] and line[-1].removesuffix("%)") in told for line in undecided)
     assert "% chance of an answer)" in told
 

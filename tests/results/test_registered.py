@@ -131,7 +131,7 @@ def test_the_line_shows_the_number_that_is_worst_and_what_it_takes_to_go_on() ->
     more = replace(
         undecided, sides=(undecided.sides[0], *(replace(s, known=(True, True, False)) for s in undecided.sides[1:]))
     )
-    assert "b: seeds 3; c: seeds 3" in claim_line(more)[-1]
+    assert "b: seed 3; c: seed 3" in claim_line(more)[-1]
     assert more.seen_before == 2
 
 
