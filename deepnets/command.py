@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from deepnets.config.hydra_errors import HYDRA_ERRORS, explain
 from deepnets.config.trust import choose_code, trust
-from deepnets.distributed.signals import Interrupted, how_to_resume
+from deepnets.distributed.signals import CTRL_C, Interrupted, how_to_resume
 from deepnets.errors import UserError, nearest, shortened, system_message
 from deepnets.system import stop_at_once
 from deepnets.system.printing import print_error
@@ -33,12 +33,11 @@ def run_command(command: Callable[[], int]) -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # on a terminal that is not UTF-8
     threading.excepthook = _thread_failed
-    stopped: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
         if getattr(getattr(sys.modules.get("torch"), "__spec__", None), "_initializing", False):
             stop_at_once(number, frame)  # an exception in torch's C++ code would abort the process
-        stopped.append(number)
+        CTRL_C.append(number)
         raise KeyboardInterrupt
 
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
@@ -54,7 +53,7 @@ def run_command(command: Callable[[], int]) -> NoReturn:
     except KeyboardInterrupt:
         _end_stopped()
     except Exception as error:
-        if stopped:  # an import that Ctrl-C interrupts may end in another error
+        if CTRL_C:  # an import that Ctrl-C interrupts may end in another error
             _end_stopped()
         message = _message_of(error)
         if message is None or os.environ.get("HYDRA_FULL_ERROR") == "1":

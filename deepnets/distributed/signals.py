@@ -10,6 +10,7 @@ from typing import Self
 
 # Ctrl-C; the end of a job; SLURM's warning before the end, if the job asks for it; the end of the terminal.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+CTRL_C: list[int] = []  # the command notes Ctrl-C here, because an import that it interrupts may swallow it
 
 
 def how_to_resume() -> str:
@@ -38,7 +39,8 @@ class Interruption:
 
     While `at_once` is true, there is nothing to save, so the handler also raises `Interrupted`. After the first signal,
     Ctrl-C acts as usual, and other signals change nothing, because SLURM sends several. If a parent looks after this
-    process (`has_parent`), no repeated signal changes anything, even after this context has ended.
+    process (`has_parent`), no repeated signal changes anything, even after this context has ended. If Ctrl-C came
+    before, but did not end the command, entering this context raises `KeyboardInterrupt`.
     """
 
     def __init__(self, *, at_once: bool = False, has_parent: bool = False) -> None:
@@ -46,6 +48,8 @@ class Interruption:
         self.at_once, self.has_parent = at_once, has_parent
 
     def __enter__(self) -> Self:
+        if CTRL_C:
+            raise KeyboardInterrupt
         # nohup makes a process ignore the end of the terminal.
         caught = [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
         self._before = {number: signal.signal(number, self._note) for number in caught}

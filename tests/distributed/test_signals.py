@@ -52,6 +52,28 @@ def test_a_second_ctrl_c_acts_as_always_except_with_a_parent() -> None:
         signal.signal(number, handler)
 
 
+def test_ctrl_c_that_an_import_swallows_stops_the_command_before_its_next_run() -> None:
+    script = """
+import signal
+from deepnets.command import run_command
+from deepnets.distributed.signals import Interruption
+
+def command():
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        print("swallowed")
+    with Interruption():
+        print("trains")
+    return 0
+
+run_command(command)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (done.returncode, done.stdout) == (130, "swallowed\n")
+    assert done.stderr.startswith("Stopped. ")
+
+
 def test_while_there_is_nothing_to_save_a_signal_ends_the_run_at_once() -> None:
     with Interruption(at_once=True) as interruption:
         with pytest.raises(Interrupted) as stop:
