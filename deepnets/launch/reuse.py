@@ -189,11 +189,11 @@ def beside_other_code(
 
     These seeds have ended or have a checkpoint, or they are `queued`, so that they keep the code that they note.
     """
-    these, names = {folder.path for folder in runs}, []
+    these, waiting, names = {folder.path for folder in runs}, {folder.path for folder in queued}, []
     for row, code in {folder.path.parent: code for folder, code in runs.items()}.items():
         for seed in [seed for seed in run_folders(row) if seed.path not in these]:
             with suppress(Unreadable):  # nobody asked for this seed
-                if (seed.is_complete or seed.has_checkpoint or seed in queued) and not is_by(seed, code):
+                if (seed.is_complete or seed.has_checkpoint or seed.path in waiting) and not is_by(seed, code):
                     names.append(row.name)
     if not names:
         return None
