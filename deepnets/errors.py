@@ -57,9 +57,10 @@ def _is_own(file: Path) -> bool:
 
 
 def listed(names: Iterable[str]) -> str:
-    """List the first three different names, and say how many others there are."""
+    """List the first three different names, and say how many others there are; names with commas are kept apart."""
     names = list(dict.fromkeys(names))
-    return ", ".join(names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3)
+    separator = "; " if any("," in name for name in names) else ", "
+    return separator.join(names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3)
 
 
 def brief(value: object) -> str:

@@ -3,8 +3,9 @@
 Only the runs that have ended decide which seeds of which rows are trained next.
 """
 
+import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,12 @@ from deepnets.results.finding import LOOKS, MOST, Outcome
 from deepnets.results.read import Run, read_runs
 from deepnets.results.table import Table, tables_of
 from deepnets.runs.folder import run_folders
-from deepnets.runs.naming import folder_of, folders_of
+from deepnets.runs.naming import folders_of
 from deepnets.system.printing import print_line
 
 MOST_ANSWERS = 100
+
+Asked = tuple[str, int]  # a run, by its row and its seed
 
 
 def train_until_decided(rows: Sequence[Row]) -> int:
@@ -70,11 +73,13 @@ def train_until_decided(rows: Sequence[Row]) -> int:
 class Round:
     """The seeds to train next, by row, and why; no seeds if more runs would decide no claim.
 
+    `looks` are the runs that each undecided claim lacks for its next look, which needs all of them.
     `findings` are the claims about these rows, tested on the runs so far; `left_out` are the claims about other rows.
     """
 
     why: str
     seeds: Mapping[str, list[int]] = field(default_factory=dict)
+    looks: Sequence[frozenset[Asked]] = ()
     findings: Sequence[AnyFinding] = ()
     left_out: Sequence[str] = ()
 
@@ -108,16 +113,36 @@ def next_round(names: Sequence[str], runs: Sequence[Run], file: Path) -> Round:
             outcome += f"; an analysis is lacking: {analyses[0]}" + f" and {len(analyses) - 1} more" * (
                 len(analyses) > 1
             )
-        return Round(f"claims tested: {len(findings)}; {outcome}", {}, findings, left_out)
+        return Round(f"claims tested: {len(findings)}; {outcome}", findings=findings, left_out=left_out)
     look = min(finding.next_look or MOST for finding in open_ones)
-    seeds: dict[str, set[int]] = {}
     asking = [finding for finding in open_ones if finding.next_look == look]
-    for finding in asking:
-        for side, lacking in zip(finding.sides, finding.lacking or (), strict=True):
-            seeds.setdefault(side.row, set()).update(lacking)
+    looks = [
+        frozenset(
+            (side.row, seed) for side, seeds in zip(each.sides, each.lacking or (), strict=True) for seed in seeds
+        )
+        for each in asking
+    ]
+    seeds: dict[str, list[int]] = {}
+    for row, seed in sorted(frozenset[Asked]().union(*looks)):
+        seeds.setdefault(row, []).append(seed)
     number = [*LOOKS].index(look) + 1
     why = f"look {number} of {len(LOOKS)}, at {look} seeds, for {len(asking)} undecided claim{'s' * (len(asking) > 1)}"
-    return Round(why, {row: sorted(lacking) for row, lacking in seeds.items() if lacking}, findings, left_out)
+    return Round(why, seeds, looks, findings, left_out)
+
+
+def within(
+    hours: float, asked: Sequence[Asked], looks: Iterable[frozenset[Asked]], cost: Callable[[Iterable[Asked]], float]
+) -> list[Asked]:
+    """Choose the runs for which the hours are enough, in the order in which they are asked for.
+
+    If there are `looks`, as in `Round`, only complete ones are chosen, those of least cost first, because a look that
+    lacks runs answers nothing. Otherwise the first runs are chosen.
+    """
+    chosen = frozenset[Asked]()
+    for runs in sorted(looks, key=cost) or [frozenset({run}) for run in asked]:
+        if cost(chosen | runs) <= hours:
+            chosen |= runs
+    return [run for run in asked if run in chosen]
 
 
 @dataclass(frozen=True)
@@ -159,7 +184,7 @@ class _Grid:
         return [run for run in read_runs([self.folder]) if run.row in self.rows] if has_runs else []
 
     def affordable(self, planned: Round, runs: Sequence[Run]) -> list[Row]:
-        """Choose the runs of the round for which the hours are enough, lowest seed first, then least compute first.
+        """Choose the runs of the round as `within` does, lowest seed first, then least compute first.
 
         Print why; if no run is chosen, also print the claims' answers. A run's cost is its compute at the pace of the
         runs that have ended; until one has ended, the cost is the estimate of `plan=true`.
@@ -167,36 +192,32 @@ class _Grid:
         Raises:
             UserError: the hours are not enough for the first run.
         """
-        asked = [self._with_seed(row, seed) for row, seeds in planned.seeds.items() for seed in seeds]
-        compute = compute_of([*self.rows.values()])
-        by_row = dict(zip(self.rows, compute, strict=True))
-        asked.sort(key=lambda row: (row.config.seed, by_row[_name(row)].flops))
+        compute = dict(zip(self.rows, compute_of([*self.rows.values()]), strict=True))
+        asked = [(row, seed) for row, seeds in planned.seeds.items() for seed in seeds]
+        asked.sort(key=lambda run: (run[1], compute[run[0]].flops))
         ended = [run for run in runs if run.has_ended]
-        used = sum(hours_of(run) for run in ended)
-        hours = self.first.hours
-        trained = sum(by_row[run.row].flops for run in ended)
-        chosen: list[Row] = []
-        price = used
-        for row in asked:
-            cost = by_row[_name(row)]
-            needs = cost.flops * used / trained if trained else cost.seconds / 3600
-            if hours is not None and price + needs > hours:
-                if not ended and not chosen:
-                    raise UserError(f"hours={hours:g}: too few for one run; {_name(row)} takes about {needs:.2g} hours")
-                break
-            price += needs
-            chosen.append(row)
-        spent = f"{used:.3g} hours used" + (f" of {hours:g}" if hours is not None else "")
+        used, trained = sum(hours_of(run) for run in ended), sum(compute[run.row].flops for run in ended)
+
+        def cost(those: Iterable[Asked]) -> float:
+            each = [compute[row] for row, _ in those]
+            return sum(run.flops * used / trained if trained else run.seconds / 3600 for run in each)
+
+        hours = math.inf if self.first.hours is None else self.first.hours
+        chosen = within(hours - used, asked, planned.looks, cost)
+        if asked and not chosen and not ended:
+            least = f"{asked[0][0]} takes about {cost(asked[:1]):.2g} hours"
+            raise UserError(f"hours={hours:g}: too few for one run; {least}")
+        spent = f"{used:.3g} hours used" + (f" of {hours:g}" if hours < math.inf else "")
         if chosen:
             less = f", the hours are enough for {len(chosen)}" if len(chosen) < len(asked) else ""
             print_line(f"{planned.why}: {len(asked)} run{'s' * (len(asked) > 1)}{less} ({spent})")
         else:
-            why = f"the hours are not enough for the next run of {planned.why}" if asked else planned.why
-            print_line(f"{why} ({spent})")
+            least = f"which takes at least {min(map(cost, planned.looks), default=cost(asked[:1])):.2g} hours"
+            print_line(f"{f'the hours are not enough for {planned.why}, {least}' if asked else planned.why} ({spent})")
             for table in tables_of(runs, self.file.parent) if runs else []:
                 for line in claim_answers(table, MOST_ANSWERS):
                     print_line(line)
-        return chosen
+        return [self._with_seed(row, seed) for row, seed in chosen]
 
     def _with_seed(self, name: str, seed: int) -> Row:
         row = self.rows[name]
@@ -236,7 +257,3 @@ def _ended(table: Table, index: int) -> int:
 
 def _rows(count: int) -> str:
     return f"{count} row{'s' * (count > 1)}"
-
-
-def _name(row: Row) -> str:
-    return folder_of(row).path.parent.name

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deepnets.commands.until import next_round
+from deepnets.commands.until import next_round, within
 from deepnets.config.claim import decidable_of
 from deepnets.config.sweep import sweep_of
 from deepnets.results.finding import Outcome
@@ -108,6 +108,29 @@ def test_rounds_go_from_a_first_seed_over_the_looks_to_the_end(file: Path) -> No
     assert reasons[0] == "a first seed of 4 rows"
     assert reasons[1] == "look 1 of 3, at 3 seeds, for 3 undecided claims"
     assert reasons[-1] == "claims tested: 3; 1 undecided, which no further look decides"
+
+
+def test_hours_that_are_not_enough_for_a_look_complete_the_cheapest_claims(file: Path) -> None:
+    first = [("identity", 0), ("none", 0), ("projection", 0), ("dropout", 0)]
+    look = next_round(ROWS, runs_of(first, file), file)
+    asked = sorted([(name, seed) for name, seeds in look.seeds.items() for seed in seeds], key=lambda run: run[1])
+    assert len(asked) == 8
+    hours = {"identity": 1.0, "none": 2.0, "projection": 1.5, "dropout": 4.0}
+
+    def cost(runs: Iterable[tuple[str, int]]) -> float:
+        return sum(hours[name] for name, _ in runs)
+
+    def rows_within(left: float) -> set[str]:
+        chosen = within(left, asked, look.looks, cost)
+        assert cost(chosen) <= left
+        assert chosen == [run for run in asked if run in chosen]
+        assert sorted(chosen) == sorted((name, seed) for name in {name for name, _ in chosen} for seed in (1, 2))
+        return {name for name, _ in chosen}
+
+    assert rows_within(4.9) == set()  # the first look at projection takes 5 hours
+    assert rows_within(5) == {"identity", "projection"}
+    assert rows_within(9) == {"identity", "projection", "none"}
+    assert rows_within(17) == {"identity", "projection", "none", "dropout"}
 
 
 def test_claims_about_rows_that_are_not_here_are_named(file: Path) -> None:
