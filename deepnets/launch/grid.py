@@ -31,9 +31,12 @@ from deepnets.launch.reuse import (
     copy_twins,
     file_of_sweep,
     kept_by_queue,
+    print_twins,
+    trained_before_change,
+    twins_of,
     use_chosen_code,
 )
-from deepnets.runs.code import changed_files, code_of, code_to_execute, store, trained_before_change
+from deepnets.runs.code import changed_files, code_of, code_to_execute, store
 from deepnets.runs.contents import FAILED, Code, Origin, Unreadable
 from deepnets.runs.execute import inspect
 from deepnets.runs.folder import BESIDE, Locked, OtherSettings, RunFolder, lines_by_reason, remedies_of
@@ -82,6 +85,8 @@ def launch(rows: list[Row]) -> int:
     fresh = [pair for pair in pairs if first.overwrite or not (pair[1].has_begun or pair[1].is_complete)]
     if first.reuse and not first.overwrite:
         copy_twins(rows, folders)
+    elif fresh and not first.overwrite:
+        print_twins(twins_of(*map(list, zip(*fresh, strict=True))), "; reuse=true copies them")
     if told := beside_other_settings([pair for pair in fresh if first.overwrite or not pair[1].is_complete]):
         print_line(told)
     to_execute, new_code, other_data = {}, dict[RunFolder, Code](), Counter[str]()
@@ -108,7 +113,7 @@ def launch(rows: list[Row]) -> int:
                 print_line(f"{error}; skipped")
                 continue
         to_execute[folder] = row.config
-    lines = trained_before_change(of_own_code, len(rows))
+    lines = trained_before_change(of_own_code, {folder: row.overrides for row, folder in pairs})
     lines += kept_by_queue(queued)
     for line in lines:
         print_line(line)

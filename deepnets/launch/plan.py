@@ -2,7 +2,7 @@
 
 import csv
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil
@@ -23,11 +23,13 @@ from deepnets.launch.reuse import (
     beside_other_code,
     beside_other_settings,
     kept_by_queue,
+    print_twins,
+    trained_before,
     twins_of,
     use_chosen_code,
 )
 from deepnets.runs.checkpoint import LAST
-from deepnets.runs.code import changed_files, code_of, code_to_execute, noted_code, trained_before
+from deepnets.runs.code import changed_files, code_of, code_to_execute, noted_code
 from deepnets.runs.contents import Code, Unreadable
 from deepnets.runs.folder import OtherSettings, RunFolder, lines_by_reason, remedies_of
 from deepnets.runs.naming import folders_of
@@ -90,8 +92,9 @@ def show_plan(rows: list[Row]) -> int:
         where = listed([folder.path.parent.name for folder in there])
         print_line(f"overwrite=true first deletes {deleted.total()} of these runs: {_counted(deleted)}, of {where}")
     changes = dict.fromkeys(run.changed for run in planned if run.changed)
+    words = {folder: row.overrides for row, folder in zip(rows, folders, strict=True)}
     for files in changes:
-        print_line(trained_before([run.folder for run in planned if run.changed == files], files, len(rows)))
+        print_line(trained_before([run.folder for run in planned if run.changed == files], files, words))
     new_code = {run.folder: run.code for run in planned if run.left and run.code and run.folder not in queued}
     for line in (kept := kept_by_queue(queued)):
         print_line(line)
@@ -101,7 +104,7 @@ def show_plan(rows: list[Row]) -> int:
     pairs = [pair for pair in zip(rows, folders, strict=True) if pair[1] in new]
     for line in filter(None, (beside_other_settings(pairs), before_claims(pairs))):
         print_line(line)
-    _print_twins(twins, "" if first.reuse else "; reuse=true copies them")
+    print_twins(twins, "" if first.reuse else "; reuse=true copies them")
     return 1 if any(run.problem for run in planned) else 0
 
 
@@ -131,15 +134,6 @@ def compute_of(rows: Sequence[Row]) -> list[Compute]:
             raise UserError(f"{folder}: {planned.problem}")
         compute.append(Compute(planned.flops, planned.seconds))
     return compute
-
-
-def _print_twins(twins: Mapping[RunFolder, RunFolder], remedy: str) -> None:
-    by_grid: dict[str, list[str]] = {}
-    for folder, twin in twins.items():
-        by_grid.setdefault(str(RunFolder(twin.grid)), []).append(folder.path.parent.name)
-    for grid, names in by_grid.items():
-        seeds = f"{len(names)} seed{'s' * (len(names) > 1)}"
-        print_line(f"{seeds} of {listed(names)} finished in {grid}, with the same identity{remedy}")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from deepnets.config.claim import claims_on_file
+from deepnets.config.compose import key_of
 from deepnets.config.identity import difference, flat, identity, identity_hash
 from deepnets.config.project import home
 from deepnets.config.schema import CodeChoice, Config, Row
@@ -37,6 +38,7 @@ from deepnets.system.printing import print_line
 
 PILOT = "sweep.claims=[]"  # a run that is typed with this word counts for no claim
 MOST_TOLD = 3  # differences between seeds of a row in one line
+Words = Mapping[RunFolder, Sequence[str]]  # all runs of a command, with their overrides, such as seed=0
 OWN_FILES = ("config.yaml", Origin.FILE, Result.FILE, ".lock")  # the copy writes its own; the result comes last
 
 
@@ -46,11 +48,11 @@ def twins_of(rows: Sequence[Row], folders: Sequence[RunFolder]) -> dict[RunFolde
     The same version of the user's own code must have trained it. If there are several such runs, it takes the first by
     name. Runs without such a run are left out.
     """
-    twins = {}
+    twins, finished_under = {}, cache(_finished)
     for row, folder in zip(rows, folders, strict=True):
         if folder.is_complete:
             continue
-        finished = _finished(Path(row.config.output_root)).get(identity_hash(row.config), [])
+        finished = finished_under(Path(row.config.output_root)).get(identity_hash(row.config), [])
         others = [other for other in finished if other.path.resolve() != folder.path.resolve()]
         code = code_of(row.config) if others else None
         if equal := [other for other in others if is_by(other, code)]:
@@ -80,7 +82,6 @@ def reuse(row: Row, folder: RunFolder, twin: RunFolder) -> None:
         write_atomically(folder.path / Result.FILE, (twin.path / Result.FILE).read_bytes())
 
 
-@cache
 def _finished(root: Path) -> dict[str, list[RunFolder]]:
     """Return the finished runs under `root` by identity, without records, which have no origin.json."""
     runs: dict[str, list[RunFolder]] = {}
@@ -105,6 +106,16 @@ def copy_twins(rows: list[Row], folders: list[RunFolder]) -> None:
                 copied[str(RunFolder(twin.path.parent))] += 1
     for row, count in copied.items():
         print_line(f"{count} finished run{'s' * (count > 1)} copied from {row}")
+
+
+def print_twins(twins: Mapping[RunFolder, RunFolder], remedy: str) -> None:
+    """Print a line for each folder that holds finished runs of the same identity, as `twins_of` found them."""
+    by_grid: dict[str, list[str]] = {}
+    for folder, twin in twins.items():
+        by_grid.setdefault(str(RunFolder(twin.grid)), []).append(folder.path.parent.name)
+    for grid, names in by_grid.items():
+        seeds = f"{len(names)} seed{'s' * (len(names) > 1)}"
+        print_line(f"{seeds} of {listed(names)} finished in {grid}, with the same identity{remedy}")
 
 
 @cache
@@ -198,7 +209,7 @@ def beside_other_code(
     if not names:
         return None
     is_frozen = chosen_code() == CodeChoice.frozen
-    more = "for seeds by the old code instead, add code=frozen, and overwrite=true too if they have a checkpoint"
+    more = "to train with the old code instead, add code=frozen, and overwrite=true too where a checkpoint is there"
     if is_told:
         return None if is_frozen else f"the seeds of {listed(names)} that this command trains use today's code; {more}"
     beside = f"To train in another folder, add {BESIDE}{'' if is_frozen else f'; {more}'}"
@@ -258,6 +269,43 @@ def _codes_of(pairs: Iterable[tuple[Row, RunFolder]]) -> dict[RunFolder, Code]:
     return codes
 
 
+def trained_before(folders: Sequence[RunFolder], files: str, runs: Words) -> str:
+    """Return a line about those of a command's `runs` that finished before these files of the user's code changed."""
+    count = f"{len(folders)} finished runs were" if len(folders) > 1 else "1 finished run was"
+    names = [folder.path.parent.name for folder in folders]
+    is_all = len(folders) == len(runs) and len({*names}) > 1
+    rows = f"; {'all rows' if is_all else f'rows {listed(names)}'}" if len(runs) > 1 else ""
+    these, words = "these" if len(folders) > 1 else "it", selecting(folders, runs)
+    words = "words that name the rows and seeds, and " if words is None else f"{words} ".lstrip()
+    return (
+        f"{count} trained before your code changed ({files}{rows}); {MIXED}. To train in another folder, add {BESIDE}; "
+        f"to train {these} again here, add {words}overwrite=true"
+    )
+
+
+def selecting(folders: Collection[RunFolder], runs: Words) -> str | None:
+    """Return overrides that select these folders among a command's runs, as `loss=focal seed=0,1`.
+
+    It is empty if they are all of these runs, and None if no such overrides select them.
+    """
+    settings = {run.path: {key_of(word): word.partition("=")[2] for word in words} for run, words in runs.items()}
+    chosen: dict[str, dict[str, None]] = {}
+    for key in dict.fromkeys(key for each in settings.values() for key in each):
+        values = dict.fromkeys(settings[folder.path].get(key, "") for folder in folders)
+        if values.keys() < {each.get(key, "") for each in settings.values()}:
+            chosen[key] = values
+    selected = {
+        run for run, each in settings.items() if all(each.get(key, "") in those for key, those in chosen.items())
+    }
+    is_choice = selected == {folder.path for folder in folders} and not any("" in values for values in chosen.values())
+    return " ".join(f"{key}={','.join(values)}" for key, values in chosen.items()) if is_choice else None
+
+
+def trained_before_change(folders: Iterable[RunFolder], runs: Words) -> list[str]:
+    """Return `trained_before` for each group of these folders, among a command's `runs`, whose code has changed."""
+    return [trained_before(those, files, runs) for files, those in by_change(folders).items()]
+
+
 def kept_by_queue(queued: Sequence[RunFolder]) -> list[str]:
     """Return a line for each group of files of the user's code that changed since some of these runs were submitted."""
     lines = []
@@ -265,7 +313,7 @@ def kept_by_queue(queued: Sequence[RunFolder]) -> list[str]:
         count, rows = f"{len(runs)} run{'s' * (len(runs) > 1)}", listed(each.path.parent.name for each in runs)
         lines.append(
             f"{count} in the queue, or running elsewhere, will use your code as it was ({files} changed since; rows "
-            f"{rows}); {MIXED}. With code=current, those that have not begun use today's"
+            f"{rows}); {MIXED}. With code=current, those that have not begun use today's, by the same jobs"
         )
     return lines
 

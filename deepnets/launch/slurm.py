@@ -199,10 +199,10 @@ class Slurm:
             return f"next    {earlier[0]}: takes the next decision when the round has ended"
         directory = (sweep / LOGS / arrays[-1]).resolve()
         directives = self._cpu_directives(directory, "train")
-        number = submit_after(arrays, directory, "train", words, directives, self.setup or (), snapshot(sweep))
-        log = f"{RunFolder(sweep)}/{LOGS}/{arrays[-1]}/train.out"
+        log = sweep.resolve() / LOGS / "decisions.out"  # of all rounds, so that its end says how they ended
+        number = submit_after(arrays, directory, "train", words, directives, self.setup or (), snapshot(sweep), log)
         cancel = f"to cancel both: scancel {' '.join([*arrays, number])}"
-        return f"next    {number}: takes the next decision when the round has ended; {cancel}; log in {log}"
+        return f"next    {number}: takes the next decision when the round has ended; {cancel}; log in {RunFolder(log)}"
 
     def directives(self, directory: Path, tasks: int, config: Config, after: Sequence[str] = ()) -> list[str]:
         """Return sbatch's options for an array of `tasks` tasks that execute runs like this one.

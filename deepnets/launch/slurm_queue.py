@@ -292,8 +292,9 @@ class Submission:
         Raises:
             UserError: SLURM refuses it.
         """
-        self.report = submit_after(self.arrays, self.directory, REPORT, [str(self.sweep)], directives, setup, self.copy)
-        log = f"{RunFolder(self.sweep)}/{LOGS}/{self.arrays[-1]}/{REPORT}.out"
+        output, words = self.directory / f"{REPORT}.out", [str(self.sweep)]
+        self.report = submit_after(self.arrays, self.directory, REPORT, words, directives, setup, self.copy, output)
+        log = f"{RunFolder(self.sweep)}/{LOGS}/{self.arrays[-1]}/{output.name}"
         return f"report  {self.report}: goes to {RunFolder(self.sweep)}/report when these runs have ended; log in {log}"
 
     def undo(self) -> str:
@@ -345,10 +346,11 @@ def submit_after(
     directives: Sequence[str],
     setup: Sequence[str],
     copy: Path | None,
+    log: Path,
 ) -> str:
     """Submit a job that executes `deepnets VERB WORDS` when the arrays have ended; returns its number.
 
-    Its script and its log are in `directory`, named after the verb.
+    Its script is in `directory`, named after the verb; it appends to the file `log`.
 
     Raises:
         UserError: SLURM refuses it.
@@ -356,7 +358,7 @@ def submit_after(
     lines = [f'eval {shlex.quote(line)} || exit "$?"' for line in setup]
     command = shlex.join([sys.executable, "-m", "deepnets", verb, *words])
     after = f"--dependency=afterany:{':'.join(arrays)}"
-    head = [f"#SBATCH {shlex.quote(word)}" for word in (*directives, after, f"--output={directory / verb}.out")]
+    head = [f"#SBATCH {shlex.quote(word)}" for word in (*directives, after, f"--output={log}", "--open-mode=append")]
     # `verifying_lines` would fail the runs in `left`, but this job executes no runs.
     script = "\n".join(["#!/bin/bash", *head, "left=()", verifying_lines(copy), *lines, command, ""])
     return _number(directory / f"{verb}{SCRIPT}", script)

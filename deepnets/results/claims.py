@@ -15,6 +15,7 @@ from deepnets.config.schema import axes_of
 from deepnets.config.sweep import sweep_of, value_at_scale
 from deepnets.results.cell import FAIL_ABOVE, TRIAL, compared_error, final_loss, net_of
 from deepnets.results.columns import (
+    FAIL_MARGIN,
     Column,
     arithmetic_of,
     columns_of,
@@ -23,7 +24,7 @@ from deepnets.results.columns import (
     is_plain,
     mixes_code,
 )
-from deepnets.results.finding import CLASSES, FAIL_MARGIN, MOST, Finding, Side, Waiting
+from deepnets.results.finding import MOST, Finding, Side, Waiting
 from deepnets.results.read import Run, example, read_runs
 from deepnets.results.registered import RegisteredFinding, analysed_number, noted_by, number_of, share_above
 from deepnets.results.statistics import WORST_ERROR, holm
@@ -152,9 +153,7 @@ def _fails_here(column: Column, row: str) -> float:
     own = [run for run in column.rows.get(row, []) if run.config]
     alike = [run for run in column.runs if own and run.config and _depth(run) == _depth(own[0]) and is_plain(run)]
     errors = [min(run.error, WORST_ERROR) for run in alike if run.error is not None]
-    noted = [len(run.result["input"]["classes"]) for run in column.runs if "input" in run.result]
-    guessing = 100 - 100 / max(noted, default=CLASSES)
-    return max(FAIL_ABOVE, (fmean(errors) if errors and not is_plain(own[0]) else guessing) - FAIL_MARGIN)
+    return max(FAIL_ABOVE, (fmean(errors) if errors and not is_plain(own[0]) else column.guessing) - FAIL_MARGIN)
 
 
 def _depth(run: Run) -> list[Any]:

@@ -27,6 +27,8 @@ PROTOCOL = ("scale.name", "batch_size", "selection")
 # So do runs that differ in these, if the sweep's file beside them sets a number: then the file has been edited. Other
 # rows that differ in these may still be compared; a warning tells the reader.
 BUDGET = ("epochs", "iterations")
+CLASSES = 10  # of a run that did not note them
+FAIL_MARGIN = 10.0  # percent points
 PRECISION = "precision"  # not part of the protocol; columns are split by the arithmetic in which the runs trained
 DEPTH = "model.depth"
 FEWEST_VALUES = 3  # a line over a swept number needs at least 3 values; over depth, 2
@@ -76,6 +78,12 @@ class Column:
     def rows(self) -> dict[str, list[Run]]:
         """The runs of each row of the table; a row's runs may be averaged."""
         return {row: list(runs) for row, runs in self.frame.groupby("row", sort=False)["run"]}
+
+    @property
+    def guessing(self) -> float:
+        """The error in percent of guessing among the classes."""
+        noted = [len(run.result["input"]["classes"]) for run in self.runs if "input" in run.result]
+        return 100 - 100 / max(noted, default=CLASSES)
 
     @property
     def scale(self) -> str:
@@ -158,6 +166,11 @@ def warnings_of(column: Column) -> list[str]:
         )
         warnings.append(f"{what} versions of your own code trained them: {versions} (see result.json); {remedy}")
     warnings += rows_by_versions(column)
+    if len(column.rows) > 1 and ended and min(run.error or 0.0 for run in ended) > column.guessing - FAIL_MARGIN:
+        warnings.append(
+            f"{column.label}: no run is {FAIL_MARGIN:.0f} percent points better than guessing "
+            f"({column.guessing:.0f}% error), so that differences between rows say little about nets that learn"
+        )
     return [warning for warning in warnings if warning]
 
 

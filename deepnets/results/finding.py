@@ -13,12 +13,11 @@ import numpy as np
 
 from deepnets.config.claim import Claim, Measured, Relation
 from deepnets.results.cell import FAIL_ABOVE
+from deepnets.results.columns import FAIL_MARGIN
 from deepnets.results.statistics import CONFIDENCE, TEST_SET_NOTE, WORST_ERROR, image_noise, power, welch
 
 LOOKS = {3: 0.005, 5: 0.015, 10: 0.03}  # seeds of each row at a look: the part of the 5 % error that this look spends
 MOST = max(LOOKS)
-CLASSES = 10  # of a run that did not note them
-FAIL_MARGIN = 10.0  # percent points
 
 CLAIM_RULE = (
     f"A claim is looked at three times at most: when the first {', '.join(map(str, LOOKS))} seeds of both rows have "

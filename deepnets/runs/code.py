@@ -22,9 +22,9 @@ from deepnets.config.build import TARGETS, targets_in
 from deepnets.config.project import commit_of
 from deepnets.config.schema import CodeChoice, Config
 from deepnets.config.trust import chosen_code, execute_from, executed_from
-from deepnets.errors import UserError, listed
+from deepnets.errors import UserError
 from deepnets.runs.contents import Code, Unreadable
-from deepnets.runs.folder import BESIDE, MIXED, OtherCode, RunFolder, run_folders
+from deepnets.runs.folder import OtherCode, RunFolder, run_folders
 from deepnets.system.files import make_own_folder, read_text
 
 FOLDER = ".code"  # beside the rows of a sweep: a folder for each version of the code, named by its hash
@@ -189,19 +189,6 @@ def copy_code(source: RunFolder, into: Path, noted: Code | None = None) -> None:
             write_copy(into / FOLDER / code.hash, contents)
 
 
-def trained_before(folders: Sequence[RunFolder], files: str, runs: int) -> str:
-    """Return a line about those of a command's runs that finished before these files of the user's code changed."""
-    count = f"{len(folders)} finished runs were" if len(folders) > 1 else "1 finished run was"
-    names = [folder.path.parent.name for folder in folders]
-    is_all = len(folders) == runs and len({*names}) > 1
-    rows = f"; {'all rows' if is_all else f'rows {listed(names)}'}" if runs > 1 else ""
-    again = "it again here," if runs == 1 else "these again here, name their rows and seeds, for example seed=0, and"
-    return (
-        f"{count} trained before your code changed ({files}{rows}); {MIXED}. To train in another folder, add {BESIDE}; "
-        f"to train {again} add overwrite=true"
-    )
-
-
 def by_change(folders: Iterable[RunFolder]) -> dict[str, list[RunFolder]]:
     """Group the runs whose code has changed since it was noted by the changed files; code that is gone is no change."""
     by_files: dict[str, list[RunFolder]] = {}
@@ -211,11 +198,6 @@ def by_change(folders: Iterable[RunFolder]) -> dict[str, list[RunFolder]]:
             if before and now and (changed := changed_files(folder, before, now)):
                 by_files.setdefault(", ".join(changed), []).append(folder)
     return by_files
-
-
-def trained_before_change(folders: Iterable[RunFolder], runs: int) -> list[str]:
-    """Return `trained_before` for each group of these runs, of `runs` in all, whose code has changed."""
-    return [trained_before(those, files, runs) for files, those in by_change(folders).items()]
 
 
 def code_to_execute(

@@ -262,7 +262,7 @@ def test_seeds_that_train_beside_those_of_other_code_are_told_also_if_finished_o
         assert act(rows) == 0
         out = capsys.readouterr().out
         assert "1 finished run was trained before your code changed (" in out
-        assert f"the seeds of {name} that this command trains use today's code; for seeds by the old code" in out
+        assert f"the seeds of {name} that this command trains use today's code; to train with the old code" in out
     capsys.readouterr()
     assert launch(rows) == 0
     assert "that this command trains" not in capsys.readouterr().out

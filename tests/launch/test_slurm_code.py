@@ -117,3 +117,20 @@ def test_the_same_command_after_an_edit_leaves_queued_runs_to_their_code(clone: 
         until(lambda: not any(task.startswith(again) for task in queue()), "the job of seed 1 is cancelled")
         train(clone, "name=queued", "seed=1", "code=frozen")
         assert code(1) == old  # of the seed that is trained, not of the job that was cancelled
+
+
+def test_queued_runs_take_todays_code_where_the_command_says_so(clone: Path) -> None:
+    with slurm():
+        job = job_of(train(clone, "name=queued", "seed=0"))
+        noted = json.loads((run_folder(clone, 0) / "origin.json").read_text())["code"]["hash"]
+        (clone / "own_scales.py").write_text(f"{SCALES}edited = True\n")
+        told = train(clone, "name=queued", "seed=0")
+        assert "With code=current, those that have not begun use today's, by the same jobs" in told
+        chosen = train(clone, "name=queued", "seed=0", "code=current")
+        assert "0 of 1 runs submitted; 1 already in the queue" in chosen
+        answer("scontrol", "release", job)
+        until(lambda: not any(task.startswith(job) for task in queue()), "the job has ended")
+        result = json.loads((run_folder(clone, 0) / "result.json").read_text())
+        assert result["status"] == "finished", result
+        assert [code["hash"] for code in result["code"].values()] != [noted]
+        assert (clone / "outputs/queued/.code" / result["code"]["0"]["hash"]).is_dir()

@@ -40,7 +40,7 @@ def submitted(root: Path, pace: Path) -> dict[str, Any]:
     ]
     facts: dict[str, Any] = {"first": twice[0].stdout + twice[0].stderr, "again": twice[1].stdout}
     until(lambda: not answer("squeue", "--noheader").strip(), "all rounds end")
-    facts["logs"] = "".join(file.read_text() for file in sorted((root / "outputs/small/.slurm").glob("*/train.out")))
+    facts["log"] = (root / "outputs/small/slurm/decisions.out").read_text()
     facts["runs"] = sorted(str(file.parent.relative_to(root)) for file in root.glob("outputs/*/*/*/result.json"))
     facts["copies"] = [copy.name for copy in (root / "outputs/small/.code").iterdir()]
     facts["scripts"] = [file.read_text() for file in sorted((root / "outputs/small/.slurm").glob("*/0.sh"))]
@@ -56,8 +56,8 @@ def test_a_job_takes_the_next_decision_when_a_round_has_ended(facts: dict[str, A
     number = re.search(r"^next    (\d+): takes the next decision .* scancel (\d+) \1; log in ", facts["first"], re.M)
     assert number, facts["first"]
     assert f"next    {number[1]}: takes the next decision" in facts["again"]  # and no second one
-    assert "look 1 of 3, at 3 seeds" in facts["logs"]
-    assert re.search(r"claims tested: 1; all are decided", facts["logs"]), facts["logs"]
+    assert "look 1 of 3, at 3 seeds" in facts["log"]
+    assert re.search(r"claims tested: 1; all are decided", facts["log"]), facts["log"]
     seeds = [run.rpartition("seed")[2] for run in facts["runs"] if "/none/" in run]
     assert len(seeds) >= 3
     assert seeds == [run.rpartition("seed")[2] for run in facts["runs"] if "/identity/" in run]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from deepnets.results.columns import lines_over, swept
+from deepnets.results.columns import Column, frame_of, lines_over, swept, warnings_of
 from deepnets.results.read import Run
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.status import State
@@ -113,3 +113,19 @@ def test_a_number_is_looked_for_only_in_the_word_that_may_tell_it() -> None:
     assert list(lines_over("epochs", found)) == ["resnet20,cifar10"]
     rows = {f"cifar10,plain{depth}": {"model": {"depth": depth}} for depth in (10, 26)}
     assert list(lines_over("model.depth", runs(["dataset", "model"], rows))) == ["cifar10,plain"]
+
+
+def test_a_table_in_which_no_row_learns_says_so() -> None:
+    def warning(errors: dict[str, float], classes: int) -> list[str]:
+        result = {"input": {"classes": ["a"] * classes}}
+        ended = [
+            Run(RunFolder(f"outputs/table/{row}/seed0"), {}, {}, {**result, "test_error": error}, State("finished"))
+            for row, error in errors.items()
+        ]
+        return [line for line in warnings_of(Column("full", True, frame_of(ended))) if "guessing" in line]
+
+    (line,) = warning({"a": 81.0, "b": 90.5}, 10)
+    assert line.startswith("full: no run is 10 percent points better than guessing (90% error)")
+    assert warning({"a": 79.0, "b": 90.5}, 10) == []
+    assert warning({"a": 81.0}, 10) == []  # there is nothing to compare
+    assert warning({"a": 81.0, "b": 90.5}, 100) == []

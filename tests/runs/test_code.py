@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from deepnets.config.trust import choosing_code, trusting
 from deepnets.errors import UserError
-from deepnets.launch.reuse import use_chosen_code
+from deepnets.launch.reuse import selecting, trained_before_change, use_chosen_code
 from deepnets.run import load_classifier, load_run
 from deepnets.runs import checkpoint, code
 from deepnets.runs.code import (
@@ -26,7 +26,6 @@ from deepnets.runs.code import (
     copy_code,
     sources_of,
     store,
-    trained_before_change,
 )
 from deepnets.runs.contents import Code, Origin
 from deepnets.runs.folder import OtherCode, RunFolder
@@ -132,12 +131,34 @@ def test_runs_of_earlier_code_are_named_and_their_code_is_kept(project: Path, tm
         assert noted
         folder.freeze(config, Origin(code=noted))
         store(folder, config, noted)
-        assert trained_before_change([folder], 1) == []
+        assert trained_before_change([folder], {folder: ["seed=0"]}) == []
         (project / "own_scales.py").write_text(SCALES.replace("1.0", "5.0"))
-        (line,) = trained_before_change([folder], 1)
+        (line,) = trained_before_change([folder], {folder: ["seed=0"]})
         assert line.startswith("1 finished run was trained before your code changed (own_scales.py)")
+        assert line.endswith("to train it again here, add overwrite=true")
+        others = {folder: ["seed=0"], RunFolder(folder.path.parent / "seed1"): ["seed=1"]}
+        assert trained_before_change([folder], others)[0].endswith("add seed=0 overwrite=true")
     copy_code(folder, tmp_path / "records")
     assert (tmp_path / "records" / ".code" / noted.hash / "own_scales.py").read_text() == SCALES
+
+
+@pytest.mark.parametrize(
+    ("chosen", "words"),
+    [
+        (["focal/0", "focal/1"], "loss=focal seed=0,1"),
+        (["focal/0", "focal/1", "focal/2"], "loss=focal"),
+        (["focal/2", "plain/2"], "seed=2"),
+        (["focal/0", "plain/1"], None),
+        ([f"{loss}/{seed}" for loss in ("focal", "plain") for seed in range(3)], ""),
+    ],
+)
+def test_words_that_select_runs_of_a_command(chosen: list[str], words: str | None) -> None:
+    runs = {
+        RunFolder(f"/outputs/losses/{loss}/{seed}"): ["epochs=3", f"loss={loss}", f"seed={seed}"]
+        for loss in ("focal", "plain")
+        for seed in range(3)
+    }
+    assert selecting([RunFolder(f"/outputs/losses/{each}") for each in chosen], runs) == words
 
 
 def test_a_process_that_executes_a_copy_takes_no_other_version(
@@ -381,7 +402,7 @@ def test_frozen_code_trains_more_seeds_of_a_row(project: Path, tmp_path: Path) -
     (project / "own_scales.py").write_text(SCALES.replace("1.0", "5.0"))
     done = train(*words(project, root, "epochs=1", "seed=2"))
     assert "have other code of yours" in done.stdout
-    assert "for seeds by the old code instead, add code=frozen" in done.stdout
+    assert "to train with the old code instead, add code=frozen" in done.stdout
     (row_folder,) = (folder for folder in (root / "runs").iterdir() if not folder.name.startswith("."))
     codes = {seed: result_of(row_folder / f"seed{seed}")["code"]["0"]["hash"] for seed in (0, 1, 2)}
     assert codes[0] == codes[1] != codes[2]
