@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from deepnets.config.command_line import rows_of_command
 from deepnets.models.layers import Layers
 from deepnets.models.resize import ShortcutShape
 from tests.photographs import photograph_tree
@@ -69,7 +70,6 @@ ADDED = {
     f"{TABLE_1} dataset.root=DIR launcher=slurm launcher.partition=gpu launcher.time=240": (ONE_ROW, CLUSTER),
     f"{TABLE_1} dataset.root=DIR launcher=slurm 'launcher.setup=[module load cuda]'": (ONE_ROW, CLUSTER),
     f"{TABLE_1} dataset.root=DIR launcher=slurm launcher.nodes=2 devices=16": (ONE_ROW, CLUSTER),
-    f"{SEARCH} 'setting=range(2)' dataset.root=DIR": (SHALLOW, "networks of up to 100 layers"),
     f"{SEARCH} launcher.stacked=32 dataset.root=DIR": (f"{SHALLOW} setting=0,1", "networks of up to 100 layers"),
     "python scripts/train.py model.depth=110 memory=recompute_segments epochs=1": (
         "model.depth=20",
@@ -150,8 +150,9 @@ def examples(page: Path) -> Iterator[tuple[str | None, str, str]]:
 
 
 def commands(page: Path) -> list[str]:
-    """The commands of a page in their order."""
-    return [line for _, language, text in examples(page) if language == "sh" for line in text.splitlines()]
+    """The commands of a page in their order, without comments after them."""
+    lines = [line for _, language, text in examples(page) if language == "sh" for line in text.splitlines()]
+    return [re.sub(r"\s+# .*", "", line) for line in lines]
 
 
 @pytest.fixture
@@ -308,3 +309,20 @@ def test_a_data_set_written_after_the_first_readme_works(tmp_path: Path) -> None
     train, test = found.read()
     assert found.sizes == (len(train), len(test)) == (1500, 297)
     assert train.images.shape == (1500, 8, 8, 1)
+
+
+def test_the_search_of_the_page_draws_the_same_values_for_all_rows_of_a_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "sweep" / "search.yaml"
+    file.parent.mkdir()
+    file.write_text(next(text for _, _, text in examples(ROOT / "docs" / "sweeps.md") if "log_uniform" in text))
+    words = ["sweep=search", "setting=range(8)", f"output_root={tmp_path}"]
+    monkeypatch.setattr(sys, "argv", ["scripts/train.py", "--config-dir", str(tmp_path), *words])
+    rows = [row.config for row in rows_of_command()]
+    drawn = {(row.setting, row.optimizer["lr"], row.optimizer["weight_decay"]) for row in rows}
+    assert len(rows) == 16
+    assert sorted(setting for setting, _, _ in drawn) == [*range(8)]
+    assert len({rate for _, rate, _ in drawn}) == 8
+    assert all(1e-3 <= rate <= 1 for _, rate, _ in drawn)
+    assert {decay for _, _, decay in drawn} == {0, 1e-4}
