@@ -22,6 +22,7 @@ from deepnets.launch.reuse import (
     before_claims,
     beside_other_code,
     beside_other_settings,
+    claims_below,
     kept_by_queue,
     print_twins,
     trained_before,
@@ -58,6 +59,7 @@ def show_plan(rows: list[Row]) -> int:
     Returns the exit code: 1 if a run cannot start or lacks its data.
     """
     folders, first = folders_of(rows), rows[0].config
+    claims_below.cache_clear()
     check_tables(rows, folders)
     launcher: Launcher = build("launcher", first.launcher)
     begun, queued = {folder for folder in folders if folder.has_begun}, list[RunFolder]()

@@ -3,6 +3,7 @@
 One identity is one experiment, even if the rows' names differ.
 """
 
+import shlex
 import shutil
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -48,16 +49,25 @@ def twins_of(rows: Sequence[Row], folders: Sequence[RunFolder]) -> dict[RunFolde
     The same version of the user's own code must have trained it. If there are several such runs, it takes the first by
     name. Runs without such a run are left out.
     """
-    twins, finished_under = {}, cache(_finished)
+    twins = {}
     for row, folder in zip(rows, folders, strict=True):
         if folder.is_complete:
             continue
-        finished = finished_under(Path(row.config.output_root)).get(identity_hash(row.config), [])
-        others = [other for other in finished if other.path.resolve() != folder.path.resolve()]
-        code = code_of(row.config) if others else None
-        if equal := [other for other in others if is_by(other, code)]:
+        root, here = Path(row.config.output_root).resolve(), folder.path.resolve()
+        runs = {run.path.resolve(): run for run, _ in _equal_runs(row)}
+        others = [runs[place] for place in sorted(runs) if place != here and place.is_relative_to(root)]
+        finished = [other for other in others if _is_finished(other)]
+        code = code_of(row.config) if finished else None
+        if equal := [other for other in finished if is_by(other, code)]:
             twins[folder] = equal[0]
     return twins
+
+
+def _is_finished(run: RunFolder) -> bool:
+    """Return whether a run has finished and is no record, which has no origin.json."""
+    with suppress(Unreadable):
+        return bool(run.origin.command and run.result and run.result.status == FINISHED)
+    return False
 
 
 def reuse(row: Row, folder: RunFolder, twin: RunFolder) -> None:
@@ -80,19 +90,6 @@ def reuse(row: Row, folder: RunFolder, twin: RunFolder) -> None:
                 shutil.copyfile(item, folder.path / item.name, follow_symlinks=False)
         # Copy the result last: if this process is killed before, the run does not look finished.
         write_atomically(folder.path / Result.FILE, (twin.path / Result.FILE).read_bytes())
-
-
-def _finished(root: Path) -> dict[str, list[RunFolder]]:
-    """Return the finished runs under `root` by identity, without records, which have no origin.json."""
-    runs: dict[str, list[RunFolder]] = {}
-    for folder in run_folders(root):
-        with suppress(Unreadable):
-            if not folder.origin.command:
-                continue
-            result = folder.result
-            if result and result.status == FINISHED and result.identity:
-                runs.setdefault(result.identity, []).append(folder)
-    return runs
 
 
 def copy_twins(rows: list[Row], folders: list[RunFolder]) -> None:
@@ -298,7 +295,7 @@ def selecting(folders: Collection[RunFolder], runs: Words) -> str | None:
         run for run, each in settings.items() if all(each.get(key, "") in those for key, those in chosen.items())
     }
     is_choice = selected == {folder.path for folder in folders} and not any("" in values for values in chosen.values())
-    return " ".join(f"{key}={','.join(values)}" for key, values in chosen.items()) if is_choice else None
+    return shlex.join(f"{key}={','.join(values)}" for key, values in chosen.items()) if is_choice else None
 
 
 def trained_before_change(folders: Iterable[RunFolder], runs: Words) -> list[str]:
