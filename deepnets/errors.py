@@ -57,10 +57,10 @@ def _is_own(file: Path) -> bool:
 
 
 def listed(names: Iterable[str]) -> str:
-    """List the first three different names, and say how many others there are; names with commas are kept apart."""
+    """List the first three different names, and say how many others there are; several with commas are in quotes."""
     names = list(dict.fromkeys(names))
-    separator = "; " if any("," in name for name in names) else ", "
-    return separator.join(names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3)
+    first = [f"'{name}'" if "," in name and len(names) > 1 else name for name in names[:3]]
+    return ", ".join(first) + f" and {len(names) - 3} more" * (len(names) > 3)
 
 
 def brief(value: object) -> str:

@@ -5,7 +5,7 @@ Only the runs that have ended decide which seeds of which rows are trained next.
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from deepnets.config.build import build
 from deepnets.config.claim import Claim, Registered, decidable_of
 from deepnets.config.schema import Config, Row, axes_of
 from deepnets.config.sweep import sweep_of
-from deepnets.errors import UserError
+from deepnets.errors import UserError, listed
 from deepnets.launch.grid import check_tables, launch
 from deepnets.launch.plan import compute_of, show_plan
 from deepnets.launch.reuse import file_of_sweep
@@ -25,7 +25,7 @@ from deepnets.results.finding import LOOKS, MOST, Outcome
 from deepnets.results.read import Run, read_runs
 from deepnets.results.table import Table, tables_of
 from deepnets.runs.folder import run_folders
-from deepnets.runs.naming import folders_of
+from deepnets.runs.naming import folder_of, folders_of
 from deepnets.system.printing import print_line
 
 MOST_ANSWERS = 100
@@ -34,7 +34,7 @@ Asked = tuple[str, int]  # a run, by its row and its seed
 
 
 def train_until_decided(rows: Sequence[Row]) -> int:
-    """Train round after round until every claim is decided, ten seeds are trained or the hours are used.
+    """Train round after round until every claim is decided, ten seeds are trained or the hours complete no look.
 
     The next round depends only on the results in the sweep's folder, so the same command may continue on any machine.
     With `plan=true` it only prints the plan of the next round. Returns the exit code: 1 if a run failed.
@@ -56,7 +56,7 @@ def train_until_decided(rows: Sequence[Row]) -> int:
         if grid.first.plan:
             return show_plan(chosen)
         if all(folder.is_complete for folder in folders_of(chosen)):
-            names = ", ".join(dict.fromkeys(folder.path.parent.name for folder in folders_of(chosen)))
+            names = listed(folder.path.parent.name for folder in folders_of(chosen))
             raise UserError(f"{names}: their runs have ended, but count for no claim; the report says why")
         if code := launch(chosen):
             return code
@@ -131,17 +131,22 @@ def next_round(names: Sequence[str], runs: Sequence[Run], file: Path) -> Round:
 
 
 def within(
-    hours: float, asked: Sequence[Asked], looks: Iterable[frozenset[Asked]], cost: Callable[[Iterable[Asked]], float]
+    hours: float,
+    asked: Sequence[Asked],
+    looks: Iterable[frozenset[Asked]],
+    cost: Callable[[Iterable[Asked]], float],
+    begun: Collection[Asked] = (),
 ) -> list[Asked]:
     """Choose the runs for which the hours are enough, in the order in which they are asked for.
 
-    If there are `looks`, as in `Round`, only complete ones are chosen, those of least cost first, because a look that
-    lacks runs answers nothing. Otherwise the first runs are chosen.
+    If there are `looks`, as in `Round`, only complete ones are chosen, because a look that lacks runs answers nothing:
+    first the look whose further runs, which have not `begun`, cost least. Otherwise each run that still fits is chosen.
     """
-    chosen = frozenset[Asked]()
-    for runs in sorted(looks, key=cost) or [frozenset({run}) for run in asked]:
-        if cost(chosen | runs) <= hours:
-            chosen |= runs
+    if cost(asked) <= hours:
+        return list(asked)
+    chosen, left = frozenset[Asked](), [*looks] or [frozenset({run}) for run in asked]
+    while left := [look for look in left if not look <= chosen and cost(chosen | look) <= hours]:
+        chosen |= min(left, key=lambda look: cost(look - chosen - {*begun})) if looks else left[0]
     return [run for run in asked if run in chosen]
 
 
@@ -190,7 +195,7 @@ class _Grid:
         runs that have ended; until one has ended, the cost is the estimate of `plan=true`.
 
         Raises:
-            UserError: the hours are not enough for the first run.
+            UserError: the hours are not enough for any run, and none has ended.
         """
         compute = dict(zip(self.rows, compute_of([*self.rows.values()]), strict=True))
         asked = [(row, seed) for row, seeds in planned.seeds.items() for seed in seeds]
@@ -200,20 +205,26 @@ class _Grid:
 
         def cost(those: Iterable[Asked]) -> float:
             each = [compute[row] for row, _ in those]
-            return sum(run.flops * used / trained if trained else run.seconds / 3600 for run in each)
+            # Sets have another order in each process, on which `sum` would depend.
+            return math.fsum(run.flops * used / trained if trained else run.seconds / 3600 for run in each)
 
         hours = math.inf if self.first.hours is None else self.first.hours
-        chosen = within(hours - used, asked, planned.looks, cost)
+        begun = {run for run in asked if folder_of(self._with_seed(*run)).has_begun}
+        chosen = within(hours - used, asked, planned.looks, cost, begun)
         if asked and not chosen and not ended:
-            least = f"{asked[0][0]} takes about {cost(asked[:1]):.2g} hours"
+            cheapest = min(asked, key=lambda run: cost([run]))
+            least = f"{cheapest[0]} takes about {cost([cheapest]):.2g} hours"
             raise UserError(f"hours={hours:g}: too few for one run; {least}")
         spent = f"{used:.3g} hours used" + (f" of {hours:g}" if hours < math.inf else "")
         if chosen:
             less = f", the hours are enough for {len(chosen)}" if len(chosen) < len(asked) else ""
+            if less and planned.looks:
+                less += f", which are all for {sum(look <= {*chosen} for look in planned.looks)} of these claims"
             print_line(f"{planned.why}: {len(asked)} run{'s' * (len(asked) > 1)}{less} ({spent})")
         else:
-            least = f"which takes at least {min(map(cost, planned.looks), default=cost(asked[:1])):.2g} hours"
-            print_line(f"{f'the hours are not enough for {planned.why}, {least}' if asked else planned.why} ({spent})")
+            what = "the cheapest of these looks" if planned.looks else "the next run"
+            least = f"{what} takes about {min(map(cost, planned.looks), default=cost(asked[:1])):.3g} hours"
+            print_line(f"{f'the hours are not enough for {planned.why}; {least}' if asked else planned.why} ({spent})")
             for table in tables_of(runs, self.file.parent) if runs else []:
                 for line in claim_answers(table, MOST_ANSWERS):
                     print_line(line)

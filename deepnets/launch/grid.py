@@ -86,7 +86,9 @@ def launch(rows: list[Row]) -> int:
     if first.reuse and not first.overwrite:
         copy_twins(rows, folders)
     elif fresh and not first.overwrite:
-        print_twins(twins_of(*map(list, zip(*fresh, strict=True))), "; reuse=true copies them")
+        print_twins(
+            twins_of(*map(list, zip(*fresh, strict=True))), "; reuse=true would copy what this command now trains"
+        )
     if told := beside_other_settings([pair for pair in fresh if first.overwrite or not pair[1].is_complete]):
         print_line(told)
     to_execute, new_code, other_data = {}, dict[RunFolder, Code](), Counter[str]()

@@ -73,7 +73,8 @@ def show_plan(rows: list[Row]) -> int:
             status.update(as_text(f"planning {number}/{len(rows)} {folder}"))
             has_begun, is_queued = folder in begun, folder in queued
             planned.append(_plan(row.config, folder, launcher, paces, chosen.get(folder), has_begun, is_queued))
-    twins = {folder: twin for folder, twin in twins_of(rows, folders).items() if not folder.has_begun}
+    twins = {} if first.overwrite else twins_of(rows, folders)
+    twins = {folder: twin for folder, twin in twins.items() if not folder.has_begun}
     if first.reuse and not first.overwrite:
         planned = [
             replace(run, state=COPIED, left=0.0, seconds=0.0) if run.folder in twins and run.state != ILLEGAL else run

@@ -13,7 +13,6 @@ from functools import cache
 from pathlib import Path
 
 from deepnets.config.claim import claims_on_file
-from deepnets.config.compose import key_of
 from deepnets.config.identity import difference, flat, identity, identity_hash
 from deepnets.config.project import home
 from deepnets.config.schema import CodeChoice, Config, Row
@@ -46,17 +45,17 @@ OWN_FILES = ("config.yaml", Origin.FILE, Result.FILE, ".lock")  # the copy write
 def twins_of(rows: Sequence[Row], folders: Sequence[RunFolder]) -> dict[RunFolder, RunFolder]:
     """Find, for each run that is not complete, a finished run of the same identity under the same `output_root`.
 
-    The same version of the user's own code must have trained it. If there are several such runs, it takes the first by
-    name. Runs without such a run are left out.
+    It looks where `claims_below` does. The same version of the user's own code must have trained it. If there are
+    several such runs, it takes the first by name. Runs without such a run are left out.
     """
     twins = {}
     for row, folder in zip(rows, folders, strict=True):
         if folder.is_complete:
             continue
-        root, here = Path(row.config.output_root).resolve(), folder.path.resolve()
-        runs = {run.path.resolve(): run for run, _ in _equal_runs(row)}
-        others = [runs[place] for place in sorted(runs) if place != here and place.is_relative_to(root)]
-        finished = [other for other in others if _is_finished(other)]
+        below = claims_below(Path(row.config.output_root).resolve(), row.config.seed)
+        equal_runs = [run for run, _ in below.get(identity_hash(row.config), []) if _is_finished(run)]
+        others = [run for run in equal_runs if run.path.resolve() != folder.path.resolve()]
+        finished = sorted(others, key=lambda run: run.path)
         code = code_of(row.config) if finished else None
         if equal := [other for other in finished if is_by(other, code)]:
             twins[folder] = equal[0]
@@ -66,7 +65,7 @@ def twins_of(rows: Sequence[Row], folders: Sequence[RunFolder]) -> dict[RunFolde
 def _is_finished(run: RunFolder) -> bool:
     """Return whether a run has finished and is no record, which has no origin.json."""
     with suppress(Unreadable):
-        return bool(run.origin.command and run.result and run.result.status == FINISHED)
+        return bool(run.origin.command and (result := run.result) and result.status == FINISHED and result.identity)
     return False
 
 
@@ -285,16 +284,20 @@ def selecting(folders: Collection[RunFolder], runs: Words) -> str | None:
 
     It is empty if they are all of these runs, and None if no such overrides select them.
     """
-    settings = {run.path: {key_of(word): word.partition("=")[2] for word in words} for run, words in runs.items()}
-    chosen: dict[str, dict[str, None]] = {}
-    for key in dict.fromkeys(key for each in settings.values() for key in each):
-        values = dict.fromkeys(settings[folder.path].get(key, "") for folder in folders)
-        if values.keys() < {each.get(key, "") for each in settings.values()}:
-            chosen[key] = values
-    selected = {
-        run for run, each in settings.items() if all(each.get(key, "") in those for key, those in chosen.items())
+    settings = {run.path: dict(word.split("=", 1) for word in words if "=" in word) for run, words in runs.items()}
+    chosen = {
+        key: dict.fromkeys(settings[folder.path].get(key, "") for folder in folders)
+        for key in dict.fromkeys(key for each in settings.values() for key in each)
     }
-    is_choice = selected == {folder.path for folder in folders} and not any("" in values for values in chosen.values())
+
+    def selected() -> set[Path]:
+        return {run for run, each in settings.items() if all(each.get(key, "") in chosen[key] for key in chosen)}
+
+    for key in [*chosen]:  # leave out keys that select nothing, and those that follow from others, as in a zip
+        before, values = selected(), chosen.pop(key)
+        if selected() != before:
+            chosen[key] = values
+    is_choice = selected() == {folder.path for folder in folders} and not any("" in each for each in chosen.values())
     return shlex.join(f"{key}={','.join(values)}" for key, values in chosen.items()) if is_choice else None
 
 
@@ -310,7 +313,7 @@ def kept_by_queue(queued: Sequence[RunFolder]) -> list[str]:
         count, rows = f"{len(runs)} run{'s' * (len(runs) > 1)}", listed(each.path.parent.name for each in runs)
         lines.append(
             f"{count} in the queue, or running elsewhere, will use your code as it was ({files} changed since; rows "
-            f"{rows}); {MIXED}. With code=current, those that have not begun use today's, by the same jobs"
+            f"{rows}); {MIXED}. With code=current, those that are not training use today's, by the same jobs"
         )
     return lines
 

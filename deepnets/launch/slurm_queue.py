@@ -26,6 +26,7 @@ from deepnets.runs.status import RUNNING, read_state
 from deepnets.system.files import make_own_folder, write_atomically
 
 SCRIPT = ".sh"
+STAMP = 'echo "== job $SLURM_JOB_ID, $(date -Iseconds)"'  # at the head of a log to which several jobs may append
 REPORT = "report"  # the name of the job that writes the report, of its script and of its log
 FILES = ".slurm"  # in the sweep's folder: a folder for each submission, with its scripts, logs and lists of runs
 # Options that differ between any two submissions.
@@ -360,7 +361,7 @@ def submit_after(
     after = f"--dependency=afterany:{':'.join(arrays)}"
     head = [f"#SBATCH {shlex.quote(word)}" for word in (*directives, after, f"--output={log}", "--open-mode=append")]
     # `verifying_lines` would fail the runs in `left`, but this job executes no runs.
-    script = "\n".join(["#!/bin/bash", *head, "left=()", verifying_lines(copy), *lines, command, ""])
+    script = "\n".join(["#!/bin/bash", *head, "left=()", STAMP, verifying_lines(copy), *lines, command, ""])
     return _number(directory / f"{verb}{SCRIPT}", script)
 
 

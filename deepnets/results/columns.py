@@ -166,9 +166,9 @@ def warnings_of(column: Column) -> list[str]:
         )
         warnings.append(f"{what} versions of your own code trained them: {versions} (see result.json); {remedy}")
     warnings += rows_by_versions(column)
-    if len(column.rows) > 1 and ended and min(run.error or 0.0 for run in ended) > column.guessing - FAIL_MARGIN:
+    if len({run.row for run in ended}) > 1 and min(run.error or 0.0 for run in ended) > column.guessing - FAIL_MARGIN:
         warnings.append(
-            f"{column.label}: no run is {FAIL_MARGIN:.0f} percent points better than guessing "
+            f"{column.label}: no run that has ended is {FAIL_MARGIN:.0f} percentage points better than guessing "
             f"({column.guessing:.0f}% error), so that differences between rows say little about nets that learn"
         )
     return [warning for warning in warnings if warning]

@@ -229,7 +229,9 @@ def test_each_protocol_of_a_plan_is_printed_once_beside_its_rows(
     assert show_plan(rows) == 0
     first, *others, more = re.findall("^protocol   (.*)$", capsys.readouterr().out, re.MULTILINE)
     name = "digits_resnet,digits,epochs=2,"
-    assert first.startswith(f"of {name}model.widths=4,8,16; {name}model.depth=14,model.widths=4,8,16: sgd (lr 0.1, ")
+    assert first.startswith(
+        f"of '{name}model.widths=4,8,16', '{name}model.depth=14,model.widths=4,8,16': sgd (lr 0.1, "
+    )
     settings = "momentum 0.9, nesterov True, weight_decay 0.0001, decayed all"
     assert [line.partition(": ")[2] for line in others] == [
         f"the same, but sgd (lr {rate}, {settings})" for rate in (0.2, 0.3)

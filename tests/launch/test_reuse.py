@@ -32,7 +32,7 @@ def test_finished_runs_of_another_sweep_are_copied(tmp_path: Path, capsys: pytes
     assert show_plan(rows(tmp_path, "digits_shortcuts", "plan=true")) == 0
     assert f"1 seed of none finished in {there.path.parents[1]}, with" in capsys.readouterr().out
     assert launch(rows(tmp_path, "digits_shortcuts", "name=told")[:1]) == 0
-    assert f"1 seed of none finished in {there.path.parents[1]}, with the same identity; reuse=true copies them" in (
+    assert f"1 seed of none finished in {there.path.parents[1]}, with the same identity; reuse=true would copy" in (
         capsys.readouterr().out
     )
     assert show_plan(table) == 0

@@ -125,7 +125,7 @@ def test_queued_runs_take_todays_code_where_the_command_says_so(clone: Path) -> 
         noted = json.loads((run_folder(clone, 0) / "origin.json").read_text())["code"]["hash"]
         (clone / "own_scales.py").write_text(f"{SCALES}edited = True\n")
         told = train(clone, "name=queued", "seed=0")
-        assert "With code=current, those that have not begun use today's, by the same jobs" in told
+        assert "With code=current, those that are not training use today's, by the same jobs" in told
         chosen = train(clone, "name=queued", "seed=0", "code=current")
         assert "0 of 1 runs submitted; 1 already in the queue" in chosen
         answer("scontrol", "release", job)

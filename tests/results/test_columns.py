@@ -125,7 +125,7 @@ def test_a_table_in_which_no_row_learns_says_so() -> None:
         return [line for line in warnings_of(Column("full", True, frame_of(ended))) if "guessing" in line]
 
     (line,) = warning({"a": 81.0, "b": 90.5}, 10)
-    assert line.startswith("full: no run is 10 percent points better than guessing (90% error)")
+    assert line.startswith("full: no run that has ended is 10 percentage points better than guessing (90% error)")
     assert warning({"a": 79.0, "b": 90.5}, 10) == []
     assert warning({"a": 81.0}, 10) == []  # there is nothing to compare
     assert warning({"a": 81.0, "b": 90.5}, 100) == []

@@ -161,6 +161,15 @@ def test_words_that_select_runs_of_a_command(chosen: list[str], words: str | Non
     assert selecting([RunFolder(f"/outputs/losses/{each}") for each in chosen], runs) == words
 
 
+def test_words_of_paired_axes_and_of_an_added_key() -> None:
+    pairs = [("1", "x"), ("2", "y"), ("3", "x")]
+    runs = {RunFolder(f"/outputs/pairs/{a}/seed0"): [f"+a={a}", f"b={b}", "seed=0"] for a, b in pairs}
+    folders = [*runs]
+    assert selecting([folders[0], folders[2]], runs) == "b=x"  # all axes of a zip would be new pairs
+    assert selecting([folders[1]], runs) == "b=y"
+    assert selecting([folders[0]], runs) == "+a=1"
+
+
 def test_a_process_that_executes_a_copy_takes_no_other_version(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

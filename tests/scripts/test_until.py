@@ -131,6 +131,10 @@ def test_hours_that_are_not_enough_for_a_look_complete_the_cheapest_claims(file:
     assert rows_within(5) == {"identity", "projection"}
     assert rows_within(9) == {"identity", "projection", "none"}
     assert rows_within(17) == {"identity", "projection", "none", "dropout"}
+    begun = [("dropout", 1), ("dropout", 2), ("identity", 1)]
+    assert {name for name, _ in within(10, asked, look.looks, cost, begun)} == {"identity", "dropout"}
+    assert within(-1, asked, look.looks, cost) == []
+    assert within(3, first, [], cost) == [("identity", 0), ("none", 0)]  # single runs of the first round
 
 
 def test_claims_about_rows_that_are_not_here_are_named(file: Path) -> None:
