@@ -14,8 +14,8 @@ from deepnets.config.schema import Config
 from deepnets.config.trust import trust
 from deepnets.errors import UserError
 from deepnets.results.columns import in_other_arithmetic
-from deepnets.runs.contents import Origin
-from deepnets.runs.folder import RunFolder
+from deepnets.runs.contents import Code, Job, Origin
+from deepnets.runs.folder import CHECKPOINTS, RunFolder
 from tests.command import row
 
 
@@ -98,6 +98,28 @@ def test_freezing_again_keeps_the_first_and_overwrite_clears(tmp_path: Path) -> 
     folder.freeze(replace(config, overwrite=True), Origin(commit="third"))
     assert folder.origin == Origin(commit="third")
     assert not (folder.path / "metrics.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("begun", "words", "noted"),
+    [
+        ([], [], "b" * 16),  # nothing was trained, so nothing of the old code is in it
+        ([CHECKPOINTS[0]], [], "a" * 16),
+        ([Job.FILE], [], "a" * 16),
+        ([CHECKPOINTS[0]], ["code=frozen"], "a" * 16),
+        ([CHECKPOINTS[0], Job.FILE], ["code=current"], "b" * 16),
+    ],
+)
+def test_a_run_that_has_begun_keeps_its_code_unless_told(
+    tmp_path: Path, begun: list[str], words: list[str], noted: str
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.freeze(row(tmp_path).config, Origin(code=Code(hash="a" * 16)))
+    for name in begun:
+        (folder.path / name).touch()
+    folder.freeze(row(tmp_path, *words).config, Origin(code=Code(hash="b" * 16)))
+    assert folder.origin.code == Code(hash=noted)
+    assert folder.config.code is None
 
 
 @pytest.mark.parametrize("deleted", range(5))

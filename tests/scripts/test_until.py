@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deepnets.commands.until import next_round, within
+from deepnets.commands.until import _Grid, next_round, within
 from deepnets.config.claim import decidable_of
 from deepnets.config.sweep import sweep_of
 from deepnets.results.finding import Outcome
@@ -135,6 +135,30 @@ def test_hours_that_are_not_enough_for_a_look_complete_the_cheapest_claims(file:
     assert {name for name, _ in within(10, asked, look.looks, cost, begun)} == {"identity", "dropout"}
     assert within(-1, asked, look.looks, cost) == []
     assert within(3, first, [], cost) == [("identity", 0), ("none", 0)]  # single runs of the first round
+
+
+def test_a_command_says_for_which_claims_its_hours_are_enough(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("identity", "none", "projection", "dropout")
+    runs = runs_of([(name, 0) for name in names], file)
+    for run in runs:
+        run.result.update(seconds=3600.0, processes={"0": 1})
+    planned = next_round(names, runs, file)
+
+    def chosen(hours: float) -> list[tuple[str, int]]:
+        words = ("sweep=digits_shortcuts", "until=decided", f"hours={hours}", "precision=fp32")
+        rows = {name: row(Path("/nowhere"), *words, f"model/shortcut={name}") for name in names}
+        grid = _Grid(rows, Path("/nowhere/small"), file)
+        return [(row.choices["model/shortcut"], row.config.seed) for row in grid.affordable(planned, runs)]
+
+    assert len(chosen(12.9)) == 8
+    assert "look 1 of 3, at 3 seeds, for 3 undecided claims: 8 runs (4 hours used of 12.9)" in capsys.readouterr().out
+    assert len(chosen(8.2)) == 4
+    assert "8 runs, the hours are enough for 4, which are all for 1 of these claims" in capsys.readouterr().out
+    assert chosen(5) == []
+    told = capsys.readouterr().out
+    assert "the hours are not enough for look 1 of 3" in told
+    assert re.search(r"the cheapest of these looks takes about (4|3\.\d+) hours \(4 hours used of 5\)", told)
+    assert "undecided: identity is lower than none; the next look lacks seeds 1 2" in told
 
 
 def test_claims_about_rows_that_are_not_here_are_named(file: Path) -> None:
