@@ -37,7 +37,7 @@ from deepnets.launch.reuse import (
     use_chosen_code,
 )
 from deepnets.runs.code import changed_files, code_of, code_to_execute, store
-from deepnets.runs.contents import FAILED, Code, Origin, Unreadable
+from deepnets.runs.contents import FAILED, Code, Origin, Result, Unreadable
 from deepnets.runs.execute import inspect
 from deepnets.runs.folder import BESIDE, Locked, OtherSettings, RunFolder, lines_by_reason, remedies_of
 from deepnets.runs.naming import folders_of
@@ -290,8 +290,14 @@ class Tally:
         return 1 if self.failed else 0
 
     def _print_table(self, above: Path) -> None:
+        """Print the runs by row. The user's code has a column if seeds of a row were trained by several versions."""
         table = Table(Column("run", overflow="fold"), "status", "test error %", "train error %", "seconds", box=None)
-        states = read_states(self.folders)
+        states, code = read_states(self.folders), {folder: _code(folder.result) for folder in self.folders}
+        by_row: dict[Path, set[str]] = {}
+        for folder, hashes in code.items():
+            by_row.setdefault(folder.path.parent, set()).update(hashes)
+        if is_mixed := any(len(hashes) > 1 for hashes in by_row.values()):
+            table.add_column("your code")
         rows = {folder.path.parent: place for place, folder in reversed([*enumerate(self.folders)])}
         for folder in sorted(self.folders, key=lambda folder: rows[folder.path.parent]):
             result = folder.result
@@ -299,9 +305,15 @@ class Tally:
             if folder in self.elsewhere and not folder.is_complete:
                 status = "running in another process"
             cells = [result and getattr(result, name) for name in ("test_error", "train_error", "seconds")]
+            texts = ["" if cell is None else f"{cell:.2f}" for cell in cells]
             name = str(folder.path.resolve().relative_to(above))
-            table.add_row(as_text(name), status, *("" if cell is None else f"{cell:.2f}" for cell in cells))
+            table.add_row(as_text(name), status, *texts, *([", ".join(code[folder])] if is_mixed else []))
         print_rich(table)
+
+
+def _code(result: Result | None) -> list[str]:
+    """List the versions of the user's code that trained a run, each once."""
+    return list(dict.fromkeys(code.hash for code in result.code.values())) if result else []
 
 
 def failed_before(folders: Sequence[RunFolder], retry: Retry | None) -> dict[RunFolder, str]:

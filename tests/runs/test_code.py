@@ -1,6 +1,7 @@
 """A researcher's own code is a part of a run: what is read, copied, compared, refused, and executed where asked for."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -416,6 +417,9 @@ def test_frozen_code_trains_more_seeds_of_a_row(project: Path, tmp_path: Path) -
     codes = {seed: result_of(row_folder / f"seed{seed}")["code"]["0"]["hash"] for seed in (0, 1, 2)}
     assert codes[0] == codes[1] != codes[2]
 
+    mixed = train(*words(project, root, "epochs=1", "-m", "seed=0,2")).stdout
+    assert re.search(rf"your code *\n *seed0 .* {codes[0]} *\n *seed2 .* {codes[2]} *\n", mixed), mixed
+    assert "your code  " not in train(*words(project, root, "epochs=1", "-m", "seed=0,1")).stdout
     for more in (["seed=2", "overwrite=true", "plan=true"], ["seed=2", "overwrite=true"], ["seed=3"]):
         done = train(*words(project, root, "epochs=1", "code=frozen", *more))
         assert done.returncode == 0, done.stderr
