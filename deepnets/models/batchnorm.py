@@ -277,7 +277,9 @@ def _statistics(
         mean, variance = torch.batch_norm_update_stats(piece, unused[0], unused[1], 0.0)
         parts[group] = torch.stack([torch.full_like(mean, len(piece) / sizes[group]), mean, variance])
     gathered = parts.new_empty(processes * len(parts), *parts.shape[1:])
-    dist.all_gather_into_tensor(gathered, parts)
+    # Older versions of torch know the function only by the second name.
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    gather(gathered, parts)
     weight, mean, variance = gathered.view(processes, *parts.shape).unbind(2)
     means = (weight * mean).sum(0)
     deviation = mean - means

@@ -345,17 +345,24 @@ def _mixture(what: str, values: Sequence[Any]) -> str:
     return f"{what}: " + ", ".join(f"{value} ({count} run{'s' * (count > 1)})" for value, count in counts)
 
 
-def choices_of_row(run: Run) -> dict[str, Any]:
-    """Return what names the run's row, by group or key, as {"model/shortcut": "none", "model.depth": 8}.
-
-    A record has no options; there it is the word in the row's name.
-    """
+def _choices(run: Run) -> dict[str, Any]:
+    """Return what names the run's row, as {"model/shortcut": "none"}; a record's option is the word in the name."""
     words: dict[str, list[str]] = {}
     for key, word in _parts(run.row, run):
         words.setdefault(key, []).append(word.removeprefix(f"{key}="))
     names = {group.replace("/", "."): group for group in [*run.options, *run.sweep.get("axes", [])]}
     known = run.options | run.settings
     return {names.get(key, key): known.get(names.get(key, key), ",".join(values)) for key, values in words.items()}
+
+
+def axes_of_rows(runs: Iterable[Run]) -> list[str]:
+    """Return the groups and keys that name the row of one of these runs, or of several, as `model/shortcut`."""
+    return [*dict.fromkeys(axis for run in runs for axis in _choices(run))]
+
+
+def choice_of(run: Run, axis: str) -> Any:
+    """Return a run's choice in a group or its value of a key, also of a default that its row's name leaves out."""
+    return _choices(run).get(axis, (run.options | run.settings).get(axis))
 
 
 def _parts(row: str, run: Run) -> list[tuple[str, str]]:

@@ -1,15 +1,20 @@
-"""Compares a record with your own run: what differs, and whether seeds alone explain how far the errors differ."""
+"""Compares a record with your own run: what differs, and whether seeds explain it. Also pairs rows of two sweeps."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from deepnets.config.identity import flat
-from deepnets.errors import UserError
+from deepnets.errors import UserError, listed
+from deepnets.results.cell import middle
+from deepnets.results.columns import Column, axes_of_rows, choice_of, columns_of, frame_of
 from deepnets.results.published import Printed, true_difference
 from deepnets.results.read import Run, example, read_runs
-from deepnets.results.statistics import CONFIDENCE, FEWEST_SEEDS, WORST_ERROR
+from deepnets.results.statistics import CONFIDENCE, FEWEST_SEEDS, WORST_ERROR, compare_pairs
+from deepnets.results.table import comparison_sheet, errors_of
 from deepnets.runs.code import changed_files
 from deepnets.runs.contents import Code
 from deepnets.runs.folder import folders_in
@@ -24,6 +29,7 @@ MORE_THAN_ROUNDING = 0.01  # rounding changes the first loss by a smaller share
 LATER = {"test_right": "the test images that were right", "weights_sha256": "the final weights"}
 
 Lines = dict[str, tuple[str, str]]  # the record's value and mine, by name
+Pairs = dict[str, tuple[list[Run], list[Run]]]  # the runs of a row of A and of one of B, by a name for both
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,120 @@ def compare_runs(first: Path, second: Path) -> Compared | None:
     several = [f", one of {len(side)} seeds" if len(side) > 1 else "" for side in sides]
     names = (f"record: {record.folder}{several[0]}", f"mine:   {mine.folder}{several[1]}")
     return Compared(names, _sheet(record, mine, groups, errors), _sentence(record, mine, groups, errors), warnings)
+
+
+def pairs_of(first: Sequence[Run], second: Sequence[Run]) -> tuple[Pairs, list[str]]:
+    """Pair the rows of A and B, and list the rows without a partner.
+
+    Rows of the same name are paired. If there are none, rows are paired that have the same choices where the choices of
+    either side vary: two grids may differ in what each keeps constant, such as the optimiser. Each protocol is a
+    column. If both sides have several, columns of the same label are paired; if a side has only one, it is paired with
+    every column of the other side.
+
+    Raises:
+        UserError: no row has a partner.
+    """
+    a_columns, b_columns = columns_of(frame_of(first)), columns_of(frame_of(second))
+    a_is_one, b_is_one = len(a_columns) == 1, len(b_columns) == 1
+    pairs: Pairs = {}
+    for a in a_columns:
+        for b in b_columns:
+            if a_is_one or b_is_one or a.label == b.label:
+                label = "" if a_is_one and b_is_one else f" ({a.label if b_is_one else b.label})"
+                for name, (row, other) in _same_rows(a, b).items():
+                    pairs[f"{name}{label}"] = a.rows[row], b.rows[other]
+    if not pairs:
+        names = [listed(dict.fromkeys(run.row for run in runs)) for runs in (first, second)]
+        raise UserError(
+            f"no row is in both: A has {names[0]}; B has {names[1]}; to compare one row of each, name their folders"
+        )
+    paired = {id(run) for both in pairs.values() for runs in both for run in runs}
+    alone = {side: _alone(columns, paired) for side, columns in (("A", a_columns), ("B", b_columns))}
+    return pairs, [f"only in {side}: {', '.join(rows)}" for side, rows in alone.items() if rows]
+
+
+def _same_rows(a: Column, b: Column) -> dict[str, tuple[str, str]]:
+    """Pair the rows of two columns, as `pairs_of` says, by a name for the pair."""
+    if same := {row: (row, row) for row in a.rows if row in b.rows}:
+        return same
+    sides = [{row: runs[0] for row, runs in column.rows.items()} for column in (a, b)]
+    axes = axes_of_rows([run for side in sides for run in side.values()])
+    choices = [{row: {axis: str(choice_of(run, axis)) for axis in axes} for row, run in side.items()} for side in sides]
+    vary = [axis for axis in axes if any(len({each[axis] for each in side.values()}) > 1 for side in choices)]
+    rows: list[dict[str, list[str]]] = [defaultdict(list), defaultdict(list)]
+    for side, by_name in zip(choices, rows, strict=True):
+        for row, each in side.items():
+            by_name[", ".join(f"{axis}={each[axis]}" for axis in vary)].append(row)
+    unique = [name for name, those in rows[0].items() if len(those) == len(rows[1].get(name, ())) == 1]
+    both = {name: (rows[0][name][0], rows[1][name][0]) for name in unique}
+    return {name or " | ".join(pair): pair for name, pair in both.items()}
+
+
+def _alone(columns: Sequence[Column], paired: Collection[int]) -> list[str]:
+    return [
+        f"{row} ({column.label})" if len(columns) > 1 else row
+        for column in columns
+        for row, runs in column.rows.items()
+        if id(runs[0]) not in paired
+    ]
+
+
+def settings_beside(pairs: Pairs) -> Sheet:
+    """Show a line for each setting and fact that differs; rows with the same difference share it."""
+    rows_by_difference: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for row, (a_runs, b_runs) in pairs.items():
+        a, b = _facts(a_runs), _facts(b_runs)
+        for key in {**a, **b}:
+            if a.get(key, NOTHING) != b.get(key, NOTHING):
+                rows_by_difference[key, a.get(key, NOTHING), b.get(key, NOTHING)].append(row)
+    lines = [
+        (key, one, other, "all" if len(rows) == len(pairs) else ", ".join(rows))
+        for (key, one, other), rows in rows_by_difference.items()
+    ]
+    note = "" if lines else "No setting differs."
+    return Sheet("Settings and environment", ("setting", "A", "B", "rows"), tuple(lines), note=note)
+
+
+def _facts(runs: Sequence[Run]) -> dict[str, str]:
+    """Return a row's settings, seeds, device and versions; an entry has several values if the runs differ."""
+    each = []
+    for run in runs:
+        facts = {name: run.result.get(name) for name in ("device", "precision", "threads", "commit")}
+        facts |= {"torch": run.result.get("versions", {}).get("torch"), "own code": run.code or None}
+        noted = {f"trained: {name}": value for name, value in facts.items() if value is not None}
+        each.append({**run.settings, "seed": run.seed, **noted})
+    return texts_of(each)
+
+
+def errors_beside(pairs: Pairs) -> Sheet:
+    """Show the median error of each row in A and in B."""
+    header = ("row", "n A", "median A", "n B", "median B", "A minus B", "state A", "state B")
+    lines = []
+    for row, both in pairs.items():
+        errors = [[run.error for run in runs if run.error is not None] for runs in both]
+        a, b = map(middle, errors)
+        difference = signed(a - b) if a is not None and b is not None and math.isfinite(a - b) else NOTHING
+        states = [", ".join(dict.fromkeys(run.state.name for run in runs)) for runs in both]
+        lines.append((row, str(len(errors[0])), percent(a), str(len(errors[1])), percent(b), difference, *states))
+    return Sheet("Final test errors in percent", header, tuple(lines), frozenset(header[1:6]))
+
+
+def tests_beside(pairs: Pairs) -> Sheet:
+    """Test for each row whether the mean errors of A and B differ."""
+    tested = []
+    for row, both in pairs.items():
+        rows = [runs[0].row for runs in both]
+        names = rows if row == " | ".join(rows) else [row, row]
+        a, b = (errors_of(f"{name}, {side}", runs) for name, side, runs in zip(names, "AB", both, strict=True))
+        tested.append((a, b))
+    return comparison_sheet("Do A and B differ?", compare_pairs(tested))
+
+
+def texts_of(settings: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Return the settings of several runs as a user types them; a key has several values if the runs differ."""
+    texts = [{key: setting_text(value) for key, value in each.items()} for each in settings]
+    keys = dict.fromkeys(key for each in texts for key in each)
+    return {key: " or ".join(dict.fromkeys(each.get(key, NOTHING) for each in texts)) for key in keys}
 
 
 def first_difference(record: Run, mine: Run) -> str:

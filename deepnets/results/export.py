@@ -11,7 +11,7 @@ from deepnets.config.claim import all_claims
 from deepnets.config.project import read_project
 from deepnets.config.sweep import SWEEPS
 from deepnets.results.claims import findings_of
-from deepnets.results.columns import choices_of_row, columns_of, frame_of, mixes_code, rows_by_versions
+from deepnets.results.columns import axes_of_rows, choice_of, columns_of, frame_of, mixes_code, rows_by_versions
 from deepnets.results.read import Run, read_runs
 from deepnets.results.table import Table, result_sheets, tables_of
 from deepnets.system.printing import latex_table, markdown_table, markdown_text
@@ -126,20 +126,20 @@ def to_csv(tables: Sequence[Table]) -> str:
     """
     tables = [table.trials or table for table in tables]
     runs = [run for table in tables for cell in table.cells.values() for run in cell.runs]
-    axes = [*dict.fromkeys(axis for run in runs for axis in choices_of_row(run))]
+    axes = axes_of_rows(runs)
     lines = []
     names = ["table", "column", "row", "n", "median", "low", "high", "mean", "std", "best", "best_epochs", "training"]
     names += ["published", "statistic", "difference", "true_low", "true_high", "verdict", "state", "errors"]
     for table in tables:
         for index, column in enumerate(table.columns):
             for row, cell in table.column(index).items():
-                choices = choices_of_row(cell.runs[0]) if cell.runs else {}
+                choices = [choice_of(cell.runs[0], axis) if cell.runs else None for axis in axes]
                 numbers = [cell.median, *(cell.interval or (None, None)), cell.mean, cell.std, cell.best]
                 numbers += [cell.compared_median if cell.published.best_epochs else None, cell.train_median]
                 statistic = table.published.statistic if row in table.published.rows else None
                 judged = [cell.published.test_error, statistic, cell.difference]
                 judged += [*(cell.true_difference or (None, None)), cell.verdict, cell.remarks]
-                last = [" ".join(map(str, cell.errors)), *map(choices.get, axes)]
+                last = [" ".join(map(str, cell.errors)), *choices]
                 cells = [table.name, column.label, row, len(cell.errors), *numbers, *judged, *last]
                 lines.append([no_formula(cell) if isinstance(cell, str) else cell for cell in cells])
     return pd.DataFrame(lines, columns=[*names, *axes], dtype=object).to_csv(index=False)

@@ -1,10 +1,9 @@
 """Reports sweeps: tables in the terminal, a page, figures and exports; or compares two runs or sweeps."""
 
-import math
 import shlex
 import sys
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -15,22 +14,26 @@ from rich.console import Console
 from deepnets.config.project import program
 from deepnets.errors import UserError, listed, printable
 from deepnets.monitor.style import styled
-from deepnets.results.cell import middle
 from deepnets.results.claims import has_claims
 from deepnets.results.claims_page import claim_answers, claim_sheets
-from deepnets.results.columns import Column, columns_of, frame_of, in_other_arithmetic, mixes_code, warnings_of
-from deepnets.results.compare import compare_runs
+from deepnets.results.columns import columns_of, frame_of, in_other_arithmetic, mixes_code, warnings_of
+from deepnets.results.compare import (
+    Pairs,
+    compare_runs,
+    errors_beside,
+    pairs_of,
+    settings_beside,
+    tests_beside,
+    texts_of,
+)
 from deepnets.results.export import to_csv, to_latex, to_markdown
 from deepnets.results.figures.curves import MOST_PANELS, curves_beside
 from deepnets.results.figures.points import pictures_of
 from deepnets.results.page import Picture, Section, write_report_page
 from deepnets.results.read import Run, example, read_runs
-from deepnets.results.statistics import compare_pairs
 from deepnets.results.table import (
     Table,
-    comparison_sheet,
     comparison_sheets,
-    errors_of,
     overview_sheet,
     result_sheets,
     tables_of,
@@ -43,11 +46,8 @@ from deepnets.system.printing import (
     Sheet,
     as_text,
     console_for,
-    percent,
     print_sheet,
-    setting_text,
     short_commit,
-    signed,
 )
 
 EXPORTS = {"csv": to_csv, "latex": to_latex, "markdown": to_markdown}
@@ -57,8 +57,6 @@ OWN_FLAGS = ("--project", "--config-dir", "-cd", "--config-name", "-cn", "--trus
 MOST_ANSWERS = 8  # lines about a column's claims, in the terminal
 MOST_TITLES = 3  # columns named in the title of a page
 MOST_KEYS = 40  # settings in a sheet; no reader can take in more
-
-Pairs = dict[str, tuple[list[Run], list[Run]]]
 
 
 def report(
@@ -122,13 +120,13 @@ def compare(first: Path, second: Path, output: Path | None, logarithmic: bool) -
     `output`: neither A nor B is a place for it, because A may be somebody's record.
 
     Raises:
-        UserError: a folder has no runs, or a file cannot be written, or, for two runs, `compare_runs` raises it.
+        UserError: a folder has no runs, or a file cannot be written, or `compare_runs` or `pairs_of` raises it.
     """
     two_runs = compare_runs(first, second)
     if logarithmic and not output:
         raise UserError("--log is for the curves; add --output DIR, the folder in which --compare draws them")
     sides = dict(zip("AB", (read_runs([first]), read_runs([second])), strict=True))
-    pairs, warnings = _pairs(*sides.values())
+    pairs, warnings = pairs_of(*sides.values())
     warnings += [
         f"{letter}: {warning}"
         for letter, runs in sides.items()
@@ -136,7 +134,7 @@ def compare(first: Path, second: Path, output: Path | None, logarithmic: bool) -
         for warning in warnings_of(column)
     ]
     names = [f"A: {RunFolder(first)}", f"B: {RunFolder(second)}"]
-    settings, results = _settings_beside(pairs), [_errors_beside(pairs), _tests_beside(pairs)]
+    settings, results = settings_beside(pairs), [errors_beside(pairs), tests_beside(pairs)]
     printed, notes = [settings, *results], []
     if two_runs:
         names, warnings, notes = list(two_runs.names), list(two_runs.warnings), [two_runs.sentence]
@@ -166,7 +164,7 @@ def compare(first: Path, second: Path, output: Path | None, logarithmic: bool) -
 def difference_sheet(runs: Sequence[Run], title: str) -> Sheet:
     """Show the settings that differ between rows, a line for each row; a cell has several values if seeds differ."""
     rows = frame_of([run for run in runs if run.config]).groupby("row", sort=False)["run"]
-    values = {row: _texts([run.settings for run in same]) for row, same in rows}
+    values = {row: texts_of([run.settings for run in same]) for row, same in rows}
     keys = dict.fromkeys(key for settings in values.values() for key in settings)
     differing = [key for key in keys if len({settings.get(key, NOTHING) for settings in values.values()}) > 1]
     lines = [(row, *(values[row].get(key, NOTHING) for key in differing[:MOST_KEYS])) for row in values]
@@ -295,86 +293,6 @@ def _summary(tables: Sequence[Table]) -> list[str]:
     return [*lines, f"Written {datetime.now().astimezone():%Y-%m-%d %H:%M %Z} by {command}"]
 
 
-def _pairs(first: Sequence[Run], second: Sequence[Run]) -> tuple[Pairs, list[str]]:
-    """Pair rows of the same name and protocol, or the only row of each side; also list the rows without a partner.
-
-    Each protocol is a column. If both sides have several, columns of the same label are paired; if a side has only
-    one, it is paired with every column of the other side.
-    """
-    a_columns, b_columns = columns_of(frame_of(first)), columns_of(frame_of(second))
-    if len(a_columns) == len(b_columns) == len(a_columns[0].rows) == len(b_columns[0].rows) == 1:
-        (row, runs), (other, others) = *a_columns[0].rows.items(), *b_columns[0].rows.items()
-        return {row if row == other else f"{row} | {other}": (runs, others)}, []
-    a_is_one, b_is_one = len(a_columns) == 1, len(b_columns) == 1
-    pairs: Pairs = {}
-    for a in a_columns:
-        for b in b_columns:
-            if a_is_one or b_is_one or a.label == b.label:
-                label = "" if a_is_one and b_is_one else f" ({a.label if b_is_one else b.label})"
-                pairs |= {f"{row}{label}": (a.rows[row], b.rows[row]) for row in a.rows if row in b.rows}
-    paired = {id(run) for both in pairs.values() for runs in both for run in runs}
-    alone = {side: _alone(columns, paired) for side, columns in (("A", a_columns), ("B", b_columns))}
-    return pairs, [f"only in {side}: {', '.join(rows)}" for side, rows in alone.items() if rows]
-
-
-def _alone(columns: Sequence[Column], paired: Collection[int]) -> list[str]:
-    return [
-        f"{row} ({column.label})" if len(columns) > 1 else row
-        for column in columns
-        for row, runs in column.rows.items()
-        if id(runs[0]) not in paired
-    ]
-
-
-def _settings_beside(pairs: Pairs) -> Sheet:
-    """Show a line for each setting and fact that differs; rows with the same difference share it."""
-    rows_by_difference: dict[tuple[str, str, str], list[str]] = defaultdict(list)
-    for row, (a_runs, b_runs) in pairs.items():
-        a, b = _values(a_runs), _values(b_runs)
-        for key in {**a, **b}:
-            if a.get(key, NOTHING) != b.get(key, NOTHING):
-                rows_by_difference[key, a.get(key, NOTHING), b.get(key, NOTHING)].append(row)
-    lines = [
-        (key, one, other, "all" if len(rows) == len(pairs) else ", ".join(rows))
-        for (key, one, other), rows in rows_by_difference.items()
-    ]
-    note = "" if lines else "No setting differs." if pairs else "No row is in both: nothing to compare."
-    return Sheet("Settings and environment", ("setting", "A", "B", "rows"), tuple(lines), note=note)
-
-
-def _values(runs: Sequence[Run]) -> dict[str, str]:
-    """Return a row's settings, seeds, device and versions; an entry has several values if the runs differ."""
-    each = []
-    for run in runs:
-        facts = {name: run.result.get(name) for name in ("device", "precision", "threads", "commit")}
-        facts |= {"torch": run.result.get("versions", {}).get("torch"), "own code": run.code or None}
-        noted = {f"trained: {name}": value for name, value in facts.items() if value is not None}
-        each.append({**run.settings, "seed": run.seed, **noted})
-    return _texts(each)
-
-
-def _errors_beside(pairs: Pairs) -> Sheet:
-    header = ("row", "n A", "median A", "n B", "median B", "A minus B", "state A", "state B")
-    lines = []
-    for row, both in pairs.items():
-        errors = [[run.error for run in runs if run.error is not None] for runs in both]
-        a, b = map(middle, errors)
-        difference = signed(a - b) if a is not None and b is not None and math.isfinite(a - b) else NOTHING
-        states = [", ".join(dict.fromkeys(run.state.name for run in runs)) for runs in both]
-        lines.append((row, str(len(errors[0])), percent(a), str(len(errors[1])), percent(b), difference, *states))
-    return Sheet("Final test errors in percent", header, tuple(lines), frozenset(header[1:6]))
-
-
-def _tests_beside(pairs: Pairs) -> Sheet:
-    tested = []
-    for row, both in pairs.items():
-        rows = [runs[0].row for runs in both]
-        names = [row, row] if len(set(rows)) == 1 else rows  # each is the only row of its side
-        a, b = (errors_of(f"{name}, {side}", runs) for name, side, runs in zip(names, "AB", both, strict=True))
-        tested.append((a, b))
-    return comparison_sheet("Do A and B differ?", compare_pairs(tested))
-
-
 def _curves_beside(pairs: Pairs, logarithmic: bool) -> list[Picture]:
     examples = {row: (example(a_runs), example(b_runs)) for row, (a_runs, b_runs) in pairs.items()}
     drawn = {row: both for row, both in examples.items() if any(run.history for run in both)}
@@ -385,13 +303,6 @@ def _curves_beside(pairs: Pairs, logarithmic: bool) -> list[Picture]:
         caption += f"; the first {MOST_PANELS} of {len(drawn)} rows"
     with styled():
         return [Picture("compare", caption, curves_beside(drawn, logarithmic))]
-
-
-def _texts(settings: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Return the settings of several runs as a user types them; a key has several values if the runs differ."""
-    texts = [{key: setting_text(value) for key, value in each.items()} for each in settings]
-    keys = dict.fromkeys(key for each in texts for key in each)
-    return {key: " or ".join(dict.fromkeys(each.get(key, NOTHING) for each in texts)) for key in keys}
 
 
 def _environment(result: dict[str, Any]) -> tuple[str, ...]:

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from deepnets.config.sweep import SWEEPS, matching, names_at
 from deepnets.errors import UserError
 from deepnets.results.cell import FAIL_ABOVE, TRIAL, Cell, Net, is_search, nets_of, search_note
-from deepnets.results.columns import FULL, Column, columns_of, frame_of, warnings_of
+from deepnets.results.columns import FULL, Column, axes_of_rows, choice_of, columns_of, frame_of, warnings_of
 from deepnets.results.published import FAIL, VERDICT_RULE, Published, PublishedRow, published_of
 from deepnets.results.read import Run
 from deepnets.results.statistics import (
@@ -27,7 +28,7 @@ from deepnets.results.statistics import (
 from deepnets.runs.contents import Result
 from deepnets.runs.folder import RunFolder
 from deepnets.system.files import natural
-from deepnets.system.printing import MINUS, NOTHING, Sheet, percent, signed
+from deepnets.system.printing import MINUS, NOTHING, Sheet, percent, setting_text, signed
 
 FAILS = (
     "fail, as He et al. 2016 define it: a non-finite median, or one above 20% under the full protocol; it agrees with "
@@ -235,7 +236,14 @@ def _table(name: str, runs: pd.DataFrame, sweeps: Path, edited: Path | None) -> 
     published = published_of(name, sweeps) if any(run.sweep for run in runs["run"]) else Published()
     declared = _declared(sweeps / f"{name}.yaml", FULL)
     order = {row: matching(row, declared) for row in {*runs["row"]} - published.rows.keys()}
-    trained = sorted(order, key=lambda row: (math.inf if order[row] is None else order[row], natural(row)))
+    members = runs.drop_duplicates("row").set_index("row")["run"]
+    axes = [] if any(run.sweep for run in members) else axes_of_rows(members)
+
+    def place(row: str) -> tuple[Any, ...]:
+        choices = [natural(setting_text(choice_of(members[row], axis))) for axis in axes]
+        return math.inf if order[row] is None else order[row], *choices, natural(row)
+
+    trained = sorted(order, key=place)
     rows, columns = (*published.rows, *trained), tuple(columns_of(runs, edited))
     cells = {}
     for index, column in enumerate(columns):

@@ -1,11 +1,17 @@
 """Which rows are one line: from their names, their axes and their settings."""
 
+import csv
+import io
 from typing import Any
 
 import pytest
 
+from deepnets.errors import UserError
 from deepnets.results.columns import Column, frame_of, lines_over, swept, warnings_of
+from deepnets.results.compare import pairs_of
+from deepnets.results.export import to_csv
 from deepnets.results.read import Run
+from deepnets.results.table import tables_of
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.status import State
 
@@ -129,3 +135,53 @@ def test_a_table_in_which_no_row_learns_says_so() -> None:
     assert warning({"a": 79.0, "b": 90.5}, 10) == []
     assert warning({"a": 81.0}, 10) == []  # there is nothing to compare
     assert warning({"a": 81.0, "b": 90.5}, 100) == []
+
+
+def typed(*words: str, **constant: str) -> dict[str, Run]:
+    """Runs of a command, a row for each of `words`, such as "depth=14", and with these options in all of them."""
+    found: dict[str, Run] = {}
+    for word in words:
+        choices = dict(pair.split("=") for pair in word.split())
+        changes = [f"{key}={value}" for key, value in sorted(constant.items())]
+        changes += [f"model.{key}={value}" for key, value in choices.items()]
+        row = ",".join(["resnet", "digits", *changes])
+        found |= runs([], {row: {"model": {"depth": int(choices.get("depth", 8))}}})
+        found[row].config.pop("sweep")
+        options = {"model/shortcut": choices.get("shortcut", "identity"), "optimizer": "sgd", **constant}
+        found[row].origin["choices"] = {"model": "resnet", "dataset": "digits", **options}
+    return found
+
+
+def test_rows_of_a_command_lie_in_the_order_of_their_choices() -> None:
+    words = [f"{depth} {shortcut}" for shortcut in ("", "shortcut=none") for depth in ("depth=20", "", "depth=14")]
+    (table,) = tables_of([*typed(*words).values()])
+    assert [row.removeprefix("resnet,digits") for row in table.rows] == [
+        f"{depth}{shortcut}"
+        for depth in ("", ",model.depth=14", ",model.depth=20")
+        for shortcut in ("", ",model.shortcut=none")
+    ]
+    lines = csv.DictReader(io.StringIO(to_csv([table])))
+    choices = [(line["model.depth"], line["model/shortcut"]) for line in lines]
+    assert choices == [(depth, shortcut) for depth in ("8", "14", "20") for shortcut in ("identity", "none")]
+
+
+def test_rows_of_two_commands_are_paired_by_what_varies() -> None:
+    ours = typed("", "depth=14", "depth=20", "shortcut=none")
+    theirs = typed("depth=14", "", "depth=26", optimizer="adam")
+    pairs, alone = pairs_of([*ours.values()], [*theirs.values()])
+    names = {name: tuple(runs[0].row for runs in both) for name, both in pairs.items()}
+    assert names == {
+        "model.depth=8, model/shortcut=identity": ("resnet,digits", "resnet,digits,optimizer=adam"),
+        "model.depth=14, model/shortcut=identity": (
+            "resnet,digits,model.depth=14",
+            "resnet,digits,optimizer=adam,model.depth=14",
+        ),
+    }
+    assert alone == [
+        "only in A: resnet,digits,model.depth=20, resnet,digits,model.shortcut=none",
+        "only in B: resnet,digits,optimizer=adam,model.depth=26",
+    ]
+    (pair,) = pairs_of([*typed("depth=14").values()], [*typed("depth=20").values()])[0]
+    assert pair == "resnet,digits,model.depth=14 | resnet,digits,model.depth=20"
+    with pytest.raises(UserError, match="no row is in both"):  # 14 layers are not 8 layers by another optimiser
+        pairs_of([*typed("depth=14").values()], [*typed("", "depth=20", optimizer="adam").values()])

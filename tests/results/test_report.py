@@ -316,17 +316,13 @@ def test_a_comparison_writes_only_into_a_named_folder(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_rows_of_no_common_name_are_not_called_alike(
-    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_that_nothing_pairs_are_named(trained: Trained, tmp_path: Path) -> None:
     other = tmp_path / "shortcuts_on_digits"
     for row in ("x", "y"):
         shutil.copytree(trained.path / "none", other / row)
-    compare(trained.path, other, tmp_path / "report", False)
-    text = capsys.readouterr().out
-    assert "No row is in both: nothing to compare." in text
-    assert "No setting differs." not in text
-    assert "only in B: x, y" in text
+    with pytest.raises(UserError, match=r"no row is in both: A has dropout, .*; B has x, y; to compare one row of"):
+        compare(trained.path, other, tmp_path / "report", False)
+    assert not (tmp_path / "report").exists()
 
 
 def test_protocols_are_never_averaged(trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
