@@ -14,6 +14,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from importlib.machinery import ModuleSpec
 from importlib.metadata import packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,7 +39,7 @@ def code_of(config: Config) -> Code | None:
     if not (sources := sources_of(config)):
         return None
     files = sorted(sources.items())
-    modules = {name: _hash(_read(source)) if isinstance(source, Path) else source for name, source in files}
+    modules = {name: _hash(_source(name, source)) if isinstance(source, Path) else source for name, source in files}
     folders = sorted({str(source.parent) for source in sources.values() if isinstance(source, Path)}, key=len)
     return Code(hash=_joined(modules), modules=modules, commit=commit_of(Path(folders[0])) if folders else None)
 
@@ -80,7 +81,7 @@ def store(folder: RunFolder, config: Config, code: Code) -> Path:
         if isinstance(source, Path):
             place = Path(*name.split("."))
             place = place / "__init__.py" if source.name == "__init__.py" else place.with_suffix(".py")
-            contents[place] = _read(source).encode()
+            contents[place] = _source(name, source).encode()
     write_copy(copy, contents)
     return copy
 
@@ -201,12 +202,13 @@ def by_change(folders: Iterable[RunFolder]) -> dict[str, list[RunFolder]]:
 
 
 def code_to_execute(
-    folder: RunFolder, config: Config, option: str = "--code {}", noted: Code | None = None
+    folder: RunFolder, config: Config, option: str = "--code {}", noted: Code | None = None, *, is_new: bool = False
 ) -> Code | None:
     """Return the user's own code with which this process executes the run: the noted version, or the chosen one.
 
     `option` says in messages how a user types the choice, with {} in its place. `noted` is the version that weights
-    note, if the folder does not.
+    note, if the folder does not. With `is_new`, this process has just noted the version, and so executes its copy if
+    the files have been edited since.
 
     Raises:
         OtherCode: the code has changed since the run began, and no version was chosen.
@@ -217,6 +219,9 @@ def code_to_execute(
         execute_copy(folder, before if choice == CodeChoice.frozen else before.model_copy(update={"hash": str(choice)}))
     now = code_of(config)
     changed = changed_files(folder, before, now) if before and now else []
+    if before and changed and choice is None and is_new:
+        execute_copy(folder, before)
+        return before
     if choice == CodeChoice.current or (choice is None and (changed or not before)):
         check_is_todays(folder, config)
     if changed and choice is None:
@@ -258,8 +263,9 @@ def execute_copy(folder: RunFolder, code: Code) -> None:
         raise UserError(f"{RunFolder(copy)}: its code does not have the hash in its name, and is not executed")
     for module, value in modules.items():
         loaded = getattr(sys.modules.get(module), "__file__", None)
-        others = [file for other in executed_from() if (file := _file(other, module))]
-        if any(_hash(_read(Path(file))) != value for file in [*others, *([loaded] if loaded else [])]):
+        sources = [_read(file) for other in executed_from() if (file := _file(other, module))]
+        sources += [_source(module, Path(loaded))] if loaded else []
+        if any(_hash(source) != value for source in sources):
             raise _second_version(folder, module)
     execute_from(copy)
 
@@ -301,7 +307,7 @@ def _file(place: Path, name: str) -> Path | None:
 def _imports(name: str, file: Path) -> Iterator[str]:
     """Yield the names in a file's imports; some are modules, others classes or functions."""
     package = name.split(".") if file.name == "__init__.py" else name.split(".")[:-1]
-    for node in ast.walk(_parsed(_read(file))):
+    for node in ast.walk(_parsed(_source(name, file))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -309,6 +315,22 @@ def _imports(name: str, file: Path) -> Iterator[str]:
             base = ".".join([*above, *([node.module] if node.module else [])])
             yield from (f"{base}.{alias.name}".lstrip(".") for alias in node.names)
             yield base
+
+
+_last_read: dict[Path, str] = {}
+_imported: dict[str, tuple[ModuleSpec, str]] = {}  # by module, which is imported again with another specification
+
+
+def _source(name: str, file: Path) -> str:
+    """Read a module of the user's. If this process has imported it, return it as it was then, before later edits."""
+    text, spec = _read(file), getattr(sys.modules.get(name), "__spec__", None)
+    if spec is None or Path(spec.origin or "").resolve() != file.resolve():
+        _last_read[file] = text
+        return text
+    before = _imported.get(name)
+    if before is None or before[0] is not spec:
+        _imported[name] = spec, text if before else _last_read.get(file, text)
+    return _imported[name][1]
 
 
 def _read(file: Path) -> str:

@@ -456,6 +456,38 @@ def code_now(project: Path, folder: Path) -> Code | None:
 
 
 @pytest.mark.slow
+def test_an_edit_while_a_command_trains_does_not_reach_its_other_runs(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # In the first command the check imports the module. In the second the check is remembered, so that only the run
+    # would import it, after the edit, and takes the copy.
+    monkeypatch.setitem(ENVIRONMENT, "XDG_CACHE_HOME", str(tmp_path / "cache"))
+    disturbed, undisturbed = tmp_path / "disturbed", tmp_path / "undisturbed"
+    for more in (["seed=0,1"], ["model/shortcut=identity,own", "seed=2"]):
+        given = [word for word in words(project, disturbed, "epochs=2", "-m", *more) if word != "model/shortcut=own"]
+        own = [] if len(more) > 1 else ["model/shortcut=own"]
+        process = start(*given, *own)
+        for line in process.stdout:
+            if line.startswith("[1/2]"):
+                (project / "own_scales.py").write_text(SCALES.replace("1.0", "5.0"))
+                break
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, output
+        (project / "own_scales.py").write_text(SCALES)
+        done = train(*words(project, undisturbed, "epochs=2", "-m", more[-1]), XDG_CACHE_HOME=str(tmp_path / "cache"))
+        assert done.returncode == 0, done.stderr
+    folders = sorted(undisturbed.glob("runs/*/seed*"))
+    assert len(folders) == 3
+    for folder in folders:
+        other = disturbed / folder.relative_to(undisturbed)
+        assert [code["hash"] for code in result_of(other)["code"].values()] == [
+            code["hash"] for code in result_of(folder)["code"].values()
+        ]
+        reference = weights_of(folder)
+        assert all(torch.equal(tensor, reference[key]) for key, tensor in weights_of(other).items())
+
+
+@pytest.mark.slow
 def test_runs_of_a_pool_execute_the_code_of_their_command(project: Path, tmp_path: Path) -> None:
     command = [*words(project, tmp_path / "pool", "epochs=3"), "-m", "seed=0,1", "launcher=pool"]
     process = start(*command, "launcher.runs_per_device=1")
