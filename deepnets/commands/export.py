@@ -20,7 +20,7 @@ from deepnets.config.trust import chosen_code
 from deepnets.errors import UserError, printable
 from deepnets.results.read import read_runs
 from deepnets.runs.classifier import PROGRAM, classifier_of, with_input, write_program
-from deepnets.runs.code import copy_code
+from deepnets.runs.code import copy_code, copy_of, noted_code
 from deepnets.runs.contents import FINISHED, Input, Result
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.weights import NoSuchNetwork, Weights, read_weights, write_for_torchvision, write_weights
@@ -41,6 +41,9 @@ from deepnets.run import load_classifier
 classifier = load_classifier("FOLDER"TRUST)
 probabilities = classifier.predict(classifier.read("image.png")[None])
 ```
+"""
+WITHOUT_MODULES = """
+Without them, `trust=CLASSES, code="frozen"` executes their copy in `.code`.
 """
 FOR_TORCH = """
 `{file}` needs only torch. It normalises the images, which are uint8 ({shape}), and returns probabilities:
@@ -142,10 +145,13 @@ def card_of(folder: RunFolder, weights: Weights, program: str | None = None) -> 
         **(_input_facts(weights.input) if weights.input else {}),
     }
     rows = "".join(f"| {name} | {markdown_cell(text)} |\n" for name, text in facts.items())
-    modules = sorted({target.rpartition(".")[0] for target in {*targets_in(config.model)} - TARGETS})
+    classes = sorted({*targets_in(config.model)} - TARGETS)
+    modules = sorted({target.rpartition(".")[0] for target in classes})
     choice = f", code={json.dumps(chosen_code())}" if chosen_code() else ""
     usage = FOR_DEEPNETS.replace("TRUST", f", trust={json.dumps(modules)}{choice}" if modules else "")
     usage = usage.replace("MODULES", ", and Python must find the modules named by `trust`" if modules else "")
+    if modules and (code := noted_code(folder) or weights.code) and copy_of(folder, code).is_dir():
+        usage += WITHOUT_MODULES.replace("CLASSES", json.dumps(classes))
     if program and (about := weights.input):
         channels, height, width = (about.shape[0], *(side * about.reduce for side in about.shape[1:]))
         usage += FOR_TORCH.format(file=program, shape=f"N, {height}, {width}, {channels}")

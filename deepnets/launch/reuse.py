@@ -205,7 +205,7 @@ def beside_other_code(
     if not names:
         return None
     is_frozen = chosen_code() == CodeChoice.frozen
-    more = "to train with the old code instead, add code=frozen, and overwrite=true too where a checkpoint is there"
+    more = "to train with the old code instead, add code=frozen (seeds that have begun start anew with overwrite=true)"
     if is_told:
         return None if is_frozen else f"the seeds of {listed(names)} that this command trains use today's code; {more}"
     beside = f"To train in another folder, add {BESIDE}{'' if is_frozen else f'; {more}'}"

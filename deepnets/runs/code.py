@@ -212,13 +212,18 @@ def code_to_execute(
 
     Raises:
         OtherCode: the code has changed since the run began, and no version was chosen.
-        UserError: `execute_copy` raises it, or this process has imported a copy where today's code is needed.
+        UserError: the code is not here, but a copy is; `execute_copy` raises it; or this process has imported a copy
+            where today's code is needed.
     """
     before, choice = noted_code(folder) or noted, chosen_code()
     if before and choice not in (None, CodeChoice.current):
         execute_copy(folder, before if choice == CodeChoice.frozen else before.model_copy(update={"hash": str(choice)}))
     now = code_of(config)
     changed = changed_files(folder, before, now) if before and now else []
+    if before and not now and choice is None and (copy := copy_of(folder, before)).is_dir():
+        files = ", ".join(f"{name.replace('.', '/')}.py" for name in sorted(before.modules))
+        frozen = option.replace("{}", CodeChoice.frozen)
+        raise UserError(f"{folder}: your code is not here ({files}); {frozen} executes its copy, {RunFolder(copy)}")
     if before and changed and choice is None and is_new:
         execute_copy(folder, before)
         return before

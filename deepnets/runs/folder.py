@@ -59,12 +59,15 @@ class OtherSettings(UserError):
     @property
     def remedy(self) -> str:
         """Say how to continue the run in the folder, to train beside it, or to delete it."""
-        return self.remedy_for(self.args[1])
+        return self.remedy_for(self.args[1], "it")
 
-    def remedy_for(self, keys: Collection[str]) -> str:
-        """Say what `remedy` says for a command whose runs all have these keys: overrides of others would be refused."""
+    def remedy_for(self, keys: Collection[str], what: str) -> str:
+        """Say what `remedy` says for a command whose runs all have these keys: overrides of others would be refused.
+
+        `what` is what overwrite=true deletes.
+        """
         ways = [f"to continue what is there, add {self.overrides}"] * (self.args[1].keys() <= {*keys})
-        ways += [f"to train beside it, {BESIDE}", "to delete it and train anew, overwrite=true"]
+        ways += [f"to train beside it, {BESIDE}", f"to delete {what} and train anew, overwrite=true"]
         return f"{ways[0][0].upper()}{'; '.join(ways)[1:]}."
 
     @property
@@ -347,7 +350,7 @@ def remedies_of(errors: Iterable[UserError], configs: Sequence[Config]) -> list[
     """Return lines that say what to type where folders hold runs of other settings or of other code."""
     everywhere = set.intersection(*(set(flat(identity(config))) for config in configs))
     lines = (
-        error.remedy if isinstance(error, OtherCode) else error.remedy_for(everywhere)
+        error.remedy if isinstance(error, OtherCode) else error.remedy_for(everywhere, "all runs of this command")
         for error in errors
         if isinstance(error, OtherSettings | OtherCode)
     )

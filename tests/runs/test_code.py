@@ -232,6 +232,22 @@ def test_a_module_that_is_no_python_is_compared_as_text() -> None:
     assert code._hash("def (") != code._hash("def ( ")
 
 
+def test_where_the_code_is_missing_its_copy_is_offered(project: Path, tmp_path: Path) -> None:
+    config = row(tmp_path).config
+    config.model["shortcut"] = {"_target_": "own_shortcuts.Scaled", "_partial_": True, "start": 1.0}
+    folder = RunFolder(tmp_path / "runs" / "row" / "seed0")
+    with trusting(project / "own_shortcuts.py"):
+        code = code_of(config)
+    folder.freeze(config, Origin(code=code))
+    copy = store(folder, config, code)
+    sys.path.remove(str(project))
+    missing = rf"your code is not here \(own_scales.py, own_shortcuts.py\); --code frozen executes its copy, {copy}"
+    with pytest.raises(UserError, match=missing):
+        code_to_execute(folder, config)
+    shutil.rmtree(copy)
+    assert code_to_execute(folder, config) is None  # building the network says what is missing
+
+
 def test_the_hash_of_a_copy_cannot_leave_the_folder() -> None:
     with pytest.raises(ValueError, match="pattern"):
         Code(hash="../../../../etc")
@@ -348,6 +364,8 @@ def test_code_that_changes_while_a_run_is_unfinished(project: Path, tmp_path: Pa
         assert done.returncode == exit_code, done.stderr
         assert not choice or f"predict too needs --code {choice[1]}\n" in done.stdout
         assert not choice or f', code="{choice[1]}")' in (tmp_path / "weights" / "README.md").read_text()
+    copied = 'Without them, `trust=["own_shortcuts.Scaled"], code="frozen"` executes their copy in `.code`.'
+    assert copied in (tmp_path / "weights" / "README.md").read_text()
     assert "your code has changed since the run began: own_scales.py" in done.stdout
 
     exported = tmp_path / "weights"
