@@ -46,6 +46,7 @@ CLAIM_HEADER = (
 )
 CLAIM_NUMBERS = frozenset(CLAIM_HEADER[4:])
 ANSWERS = (Outcome.contradicted, Outcome.no_difference, Outcome.supported)
+NO_LOOK = "no further look"
 SHOWN = ("claim", "error", "outcome", "n", "next")
 OWN = "own setting"  # a sweep that repeats no published table
 PAGE_HEAD = f"""# Claims of the papers, tested
@@ -109,7 +110,10 @@ def claim_answers(table: Table, most: int) -> list[str]:
             needed = _next_look(first, meaning=" chance of an answer")
             lines.append(f"  undecided: {first.text}{so_far}; the next look lacks {needed}{others}")
         answered = [each for outcome in ANSWERS for each in findings if each.outcome is outcome]
-        lines += [f"  {each.outcome}: {each.text} ({_measured(each)})" for each in answered[:most]]
+        answered += [each for each in findings if _is_final(each) and each.interval]
+        for each in answered[:most]:
+            outcome = f"{each.outcome}, {NO_LOOK}" if each.outcome is Outcome.undecided else each.outcome
+            lines.append(f"  {outcome}: {each.text} ({_measured(each)})")
         lines += [f"  and {len(answered) - most} more"] * (len(answered) > most)
     return lines
 
@@ -130,7 +134,7 @@ def claim_line(finding: AnyFinding) -> tuple[str, ...]:
         NOTHING if finding.p_holm is None else f"{finding.p_holm:.2g}",
         percent(finding.image_noise),
         percent(finding.superiority),
-        _next_look(finding),
+        NO_LOOK if _is_final(finding) else _next_look(finding),
     )
 
 
@@ -237,6 +241,11 @@ def _measured(finding: AnyFinding) -> str:
     assert finding.interval
     low, high = map(signed, finding.interval)
     return f"{signed(finding.difference)}, {low} to {high}, {finding.looks[-1].seeds} seeds each"
+
+
+def _is_final(finding: AnyFinding) -> bool:
+    """Return whether the claim stays undecided, because no further look can answer it."""
+    return finding.outcome is Outcome.undecided and not _next_look(finding)
 
 
 def _next_look(finding: AnyFinding, meaning: str = "") -> str:

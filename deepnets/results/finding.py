@@ -26,7 +26,7 @@ CLAIM_RULE = (
     f"{', '.join(f'{100 * spent:g}%' for spent in LOOKS.values())}, so that intervals are wider at earlier looks. "
     "The first look whose interval leaves out 0 answers: supported on the claimed side, contradicted on the other. "
     "No difference: the interval lies within plus and minus the margin, if the sweep states one for the scale. "
-    "Undecided: no look has answered yet. At the protocol of a published table a run fails by the paper's bound "
+    "Undecided: no look has answered. At the protocol of a published table a run fails by the paper's bound "
     f"({FAIL_ABOVE:.0f}%, or the claim's own); elsewhere it fails above {FAIL_ABOVE:.0f}%, unless it is "
     f"{FAIL_MARGIN:.0f} percent points better than the plain net of its depth, or than guessing if the table "
     "has none or the row is that net. The claim that a row fails is supported only if all of its runs fail too, and no "

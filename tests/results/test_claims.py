@@ -18,7 +18,7 @@ from deepnets.errors import UserError
 from deepnets.launch.grid import launch
 from deepnets.results.cell import MIXED_CODE
 from deepnets.results.claims import OTHER_DEPTH, _fails_here, findings_of, pairs_of
-from deepnets.results.claims_page import _experiment, claim_answers, claim_sheets, claims_page, show_seeds
+from deepnets.results.claims_page import _experiment, claim_answers, claim_line, claim_sheets, claims_page, show_seeds
 from deepnets.results.columns import Column, frame_of, warnings_of
 from deepnets.results.figures.points import looks_of_claims
 from deepnets.results.finding import LOOKS, Finding, Outcome, Side
@@ -223,6 +223,19 @@ def test_an_answer_says_what_undecided_claims_wait_for() -> None:
     (told,) = [line for line in lines if "the next look lacks" in line]
     assert any(line[-1] and line[-1].removesuffix("%)") in told for line in undecided)
     assert re.search(r"\(\S+, \S+ to \S+, 5 seeds each\); the next look lacks .*\d% chance of an answer\)", told)
+
+
+def test_a_claim_that_no_further_look_decides_says_so_with_its_interval() -> None:
+    near = (51.5, 53.5, 52.5)
+    spent = finding(Relation.below, LOW * 4, LOW * 4)
+    assert claim_line(spent)[1::10] == (Outcome.undecided, "no further look")
+    assert claim_line(finding(Relation.fails, (90.0, 79.0), LOW[:2]))[-1] == "no further look"
+    assert claim_line(finding(Relation.below, LOW, near))[-1].startswith("seeds 3 4 (")
+    assert claim_line(finding(Relation.below, LOW, HIGH))[-1] == ""
+    (table,) = tables_of(read_runs([ROOT / "outputs" / "records" / "he2015_fig6+scale=deep"]))
+    found = [line for sheet in claim_sheets(table) for line in sheet.lines if line[-1] == "no further look"]
+    told = [line for line in claim_answers(table, 9) if "undecided, no further look: " in line]
+    assert len(found) == len(told) == 1
 
 
 def test_the_next_look_names_the_seeds_that_each_row_lacks() -> None:
