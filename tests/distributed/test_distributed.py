@@ -239,7 +239,7 @@ def test_a_run_listens_on_loopback_only_and_leaves_nothing(tmp_path: Path) -> No
     (tmp_path / "tmp").mkdir()
     folder = frozen(tmp_path / "seed0", "epochs=2000")
     process = command(folder, TMPDIR=str(tmp_path / "tmp"))
-    read_until(process, "epoch 2/")
+    assert "Warning" not in read_until(process, "epoch 2/")
     addresses = listening(processes(process.pid))
     process.kill()
     process.communicate()
