@@ -20,7 +20,7 @@ from deepnets.config.trust import chosen_code
 from deepnets.errors import UserError, printable
 from deepnets.results.read import read_runs
 from deepnets.runs.classifier import PROGRAM, classifier_of, with_input, write_program
-from deepnets.runs.code import copy_code, copy_of, noted_code
+from deepnets.runs.code import copy_code, copy_of, modules_in, noted_code
 from deepnets.runs.contents import FINISHED, Input, Result
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.weights import NoSuchNetwork, Weights, read_weights, write_for_torchvision, write_weights
@@ -150,7 +150,8 @@ def card_of(folder: RunFolder, weights: Weights, program: str | None = None) -> 
     choice = f", code={json.dumps(chosen_code())}" if chosen_code() else ""
     usage = FOR_DEEPNETS.replace("TRUST", f", trust={json.dumps(modules)}{choice}" if modules else "")
     usage = usage.replace("MODULES", ", and Python must find the modules named by `trust`" if modules else "")
-    if modules and (code := noted_code(folder) or weights.code) and copy_of(folder, code).is_dir():
+    code = noted_code(folder) or weights.code
+    if modules and code and {*modules} <= modules_in(copy_of(folder, code)).keys():
         usage += WITHOUT_MODULES.replace("CLASSES", json.dumps(classes))
     if program and (about := weights.input):
         channels, height, width = (about.shape[0], *(side * about.reduce for side in about.shape[1:]))

@@ -290,13 +290,14 @@ class Tally:
         return 1 if self.failed else 0
 
     def _print_table(self, above: Path) -> None:
-        """Print the runs by row. The user's code has a column if seeds of a row were trained by several versions."""
+        """Print the runs by row. The user's code has a column if several versions of it trained a row."""
         table = Table(Column("run", overflow="fold"), "status", "test error %", "train error %", "seconds", box=None)
-        states, code = read_states(self.folders), {folder: _code(folder.result) for folder in self.folders}
+        states, code = read_states(self.folders), {folder: _code(folder.completed) for folder in self.folders}
         by_row: dict[Path, set[str]] = {}
-        for folder, hashes in code.items():
-            by_row.setdefault(folder.path.parent, set()).update(hashes)
-        if is_mixed := any(len(hashes) > 1 for hashes in by_row.values()):
+        for folder, versions in code.items():
+            if versions is not None:
+                by_row.setdefault(folder.path.parent, set()).add(versions)
+        if is_mixed := any(len(each) > 1 or ", " in next(iter(each)) for each in by_row.values()):
             table.add_column("your code")
         rows = {folder.path.parent: place for place, folder in reversed([*enumerate(self.folders)])}
         for folder in sorted(self.folders, key=lambda folder: rows[folder.path.parent]):
@@ -307,13 +308,13 @@ class Tally:
             cells = [result and getattr(result, name) for name in ("test_error", "train_error", "seconds")]
             texts = ["" if cell is None else f"{cell:.2f}" for cell in cells]
             name = str(folder.path.resolve().relative_to(above))
-            table.add_row(as_text(name), status, *texts, *([", ".join(code[folder])] if is_mixed else []))
+            table.add_row(as_text(name), status, *texts, *([code[folder] or ""] if is_mixed else []))
         print_rich(table)
 
 
-def _code(result: Result | None) -> list[str]:
-    """List the versions of the user's code that trained a run, each once."""
-    return list(dict.fromkeys(code.hash for code in result.code.values())) if result else []
+def _code(result: Result | None) -> str | None:
+    """Name the versions of the user's code that trained a run, each once; None if it has not ended."""
+    return ", ".join(dict.fromkeys(code.hash for code in result.code.values())) if result else None
 
 
 def failed_before(folders: Sequence[RunFolder], retry: Retry | None) -> dict[RunFolder, str]:

@@ -210,7 +210,7 @@ def run_together(folders: Sequence[RunFolder]) -> dict[RunFolder, Ending]:
 def _alone(folder: RunFolder, config: Config, is_only: bool) -> Ending:
     """Execute a run and return its result or error. If it is the only run, an error other than `Locked` is raised."""
     try:
-        return run(folder, is_new=True)
+        return run(folder)
     except Exception as error:
         if is_only and not isinstance(error, Locked):
             raise
@@ -241,7 +241,7 @@ def _open(folder: RunFolder, held: ExitStack) -> Execution | Ending:
     held_by_run = held.enter_context(ExitStack())
     try:
         config = folder.config
-        code = code_to_execute(folder, config, is_new=True)
+        code = code_to_execute(folder, config)
         opened = held_by_run.enter_context(session(folder, config))
         if result := folder.completed:
             held_by_run.close()

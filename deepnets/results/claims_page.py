@@ -110,10 +110,10 @@ def claim_answers(table: Table, most: int) -> list[str]:
             needed = _next_look(first, meaning=" chance of an answer")
             lines.append(f"  undecided: {first.text}{so_far}; the next look lacks {needed}{others}")
         answered = [each for outcome in ANSWERS for each in findings if each.outcome is outcome]
-        answered += [each for each in findings if _is_final(each) and each.interval]
+        answered += filter(_is_final, findings)
         for each in answered[:most]:
             outcome = f"{each.outcome}, {NO_LOOK}" if each.outcome is Outcome.undecided else each.outcome
-            lines.append(f"  {outcome}: {each.text} ({_measured(each)})")
+            lines.append(f"  {outcome}: {each.text}" + (f" ({_measured(each)})" if each.interval else ""))
         lines += [f"  and {len(answered) - most} more"] * (len(answered) > most)
     return lines
 
@@ -134,7 +134,7 @@ def claim_line(finding: AnyFinding) -> tuple[str, ...]:
         NOTHING if finding.p_holm is None else f"{finding.p_holm:.2g}",
         percent(finding.image_noise),
         percent(finding.superiority),
-        NO_LOOK if _is_final(finding) else _next_look(finding),
+        _next(finding),
     )
 
 
@@ -248,6 +248,10 @@ def _is_final(finding: AnyFinding) -> bool:
     return finding.outcome is Outcome.undecided and not _next_look(finding)
 
 
+def _next(finding: AnyFinding) -> str:
+    return NO_LOOK if _is_final(finding) else _next_look(finding)
+
+
 def _next_look(finding: AnyFinding, meaning: str = "") -> str:
     """Name the seeds, or the analyses, that each row lacks for the next look, and the chance that this look answers.
 
@@ -357,7 +361,7 @@ def _section(file: Path, claims: Sequence[Claim | Registered], tested: Sequence[
         lines += [(column.shown, *claim_line(finding)) for finding in column.findings if all(finding.seeds)]
         missing = [finding for finding in column.findings if not all(finding.seeds)]
         waiting += [
-            f"* {finding.text[0].upper()}{finding.text[1:]}; {column.shown.strip('()')}; next: {_next_look(finding)}."
+            f"* {finding.text[0].upper()}{finding.text[1:]}; {column.shown.strip('()')}; next: {_next(finding)}."
             for finding in missing
             if _has_runs(finding)
         ]

@@ -340,9 +340,8 @@ def _differing(runs: Sequence[Run]) -> set[str]:
 
 def _mixture(what: str, values: Sequence[Any]) -> str:
     counts = Counter(map(str, values)).most_common()
-    if len(counts) < 2:
-        return ""
-    return f"{what}: " + ", ".join(f"{value} ({count} run{'s' * (count > 1)})" for value, count in counts)
+    listing = ", ".join(f"{value} ({count} run{'s' * (count > 1)})" for value, count in counts)
+    return f"{what}: {listing}" if len(counts) > 1 else ""
 
 
 def _choices(run: Run) -> dict[str, Any]:
@@ -357,12 +356,14 @@ def _choices(run: Run) -> dict[str, Any]:
 
 def axes_of_rows(runs: Iterable[Run]) -> list[str]:
     """Return the groups and keys that name the row of one of these runs, or of several, as `model/shortcut`."""
-    return [*dict.fromkeys(axis for run in runs for axis in _choices(run))]
+    axes = dict.fromkeys(axis for run in runs for axis in _choices(run))
+    return [axis for axis in axes if axis not in {each.replace("/", ".") for each in axes if "/" in each}]
 
 
-def choice_of(run: Run, axis: str) -> Any:
+def choice_of(run: Run, axis: str, with_defaults: bool = True) -> Any:
     """Return a run's choice in a group or its value of a key, also of a default that its row's name leaves out."""
-    return _choices(run).get(axis, (run.options | run.settings).get(axis))
+    named, known = _choices(run), run.options | run.settings if with_defaults else {}
+    return named.get(axis, named.get(axis.replace("/", "."), known.get(axis)))
 
 
 def _parts(row: str, run: Run) -> list[tuple[str, str]]:

@@ -79,10 +79,10 @@ def compare_runs(first: Path, second: Path) -> Compared | None:
 def pairs_of(first: Sequence[Run], second: Sequence[Run]) -> tuple[Pairs, list[str]]:
     """Pair the rows of A and B, and list the rows without a partner.
 
-    Rows of the same name are paired. If there are none, rows are paired that have the same choices where the choices of
-    either side vary: two grids may differ in what each keeps constant, such as the optimiser. Each protocol is a
-    column. If both sides have several, columns of the same label are paired; if a side has only one, it is paired with
-    every column of the other side.
+    Rows of the same name are paired. Each protocol is a column. If both sides have several, columns of the same label
+    are paired; if a side has only one, it is paired with every column of the other side. If no name is in both, and
+    each side has one column, rows are paired that have the same choices where those of either side vary: two grids may
+    differ in what each keeps constant, such as the optimiser.
 
     Raises:
         UserError: no row has a partner.
@@ -94,8 +94,9 @@ def pairs_of(first: Sequence[Run], second: Sequence[Run]) -> tuple[Pairs, list[s
         for b in b_columns:
             if a_is_one or b_is_one or a.label == b.label:
                 label = "" if a_is_one and b_is_one else f" ({a.label if b_is_one else b.label})"
-                for name, (row, other) in _same_rows(a, b).items():
-                    pairs[f"{name}{label}"] = a.rows[row], b.rows[other]
+                pairs |= {f"{row}{label}": (a.rows[row], b.rows[row]) for row in a.rows if row in b.rows}
+    if not pairs and a_is_one and b_is_one:
+        pairs = _equal_choices(a_columns[0].rows, b_columns[0].rows)
     if not pairs:
         names = [listed(dict.fromkeys(run.row for run in runs)) for runs in (first, second)]
         raise UserError(
@@ -106,21 +107,24 @@ def pairs_of(first: Sequence[Run], second: Sequence[Run]) -> tuple[Pairs, list[s
     return pairs, [f"only in {side}: {', '.join(rows)}" for side, rows in alone.items() if rows]
 
 
-def _same_rows(a: Column, b: Column) -> dict[str, tuple[str, str]]:
-    """Pair the rows of two columns, as `pairs_of` says, by a name for the pair."""
-    if same := {row: (row, row) for row in a.rows if row in b.rows}:
-        return same
-    sides = [{row: runs[0] for row, runs in column.rows.items()} for column in (a, b)]
-    axes = axes_of_rows([run for side in sides for run in side.values()])
-    choices = [{row: {axis: str(choice_of(run, axis)) for axis in axes} for row, run in side.items()} for side in sides]
-    vary = [axis for axis in axes if any(len({each[axis] for each in side.values()}) > 1 for side in choices)]
-    rows: list[dict[str, list[str]]] = [defaultdict(list), defaultdict(list)]
-    for side, by_name in zip(choices, rows, strict=True):
-        for row, each in side.items():
-            by_name[", ".join(f"{axis}={each[axis]}" for axis in vary)].append(row)
+def _equal_choices(a: Mapping[str, list[Run]], b: Mapping[str, list[Run]]) -> Pairs:
+    """Pair rows as `pairs_of` says of grids without a common name, and name each pair by its choices.
+
+    A record does not note the options that its name leaves out. Beside one, only what is in names counts.
+    """
+    runs = [[same[0] for same in side.values()] for side in (a, b)]
+    known = all(run.options for side in runs for run in side)
+    axes = axes_of_rows([*runs[0], *runs[1]])
+    choices = [[{axis: choice_of(run, axis, known) for axis in axes} for run in side] for side in runs]
+    vary = [axis for axis in axes if any(len({str(each[axis]) for each in side}) > 1 for side in choices)]
+    rows: list[dict[str, list[list[Run]]]] = [defaultdict(list), defaultdict(list)]
+    for side, named, by_name in zip((a, b), choices, rows, strict=True):
+        for same, each in zip(side.values(), named, strict=True):
+            words = [f"{axis}={setting_text(each[axis])}" for axis in vary if each[axis] is not None]
+            by_name[", ".join(words)].append(same)
     unique = [name for name, those in rows[0].items() if len(those) == len(rows[1].get(name, ())) == 1]
     both = {name: (rows[0][name][0], rows[1][name][0]) for name in unique}
-    return {name or " | ".join(pair): pair for name, pair in both.items()}
+    return {name or " | ".join(runs[0].row for runs in pair): pair for name, pair in both.items()}
 
 
 def _alone(columns: Sequence[Column], paired: Collection[int]) -> list[str]:

@@ -14,7 +14,7 @@ import pandas as pd
 from deepnets.config.sweep import SWEEPS, matching, names_at
 from deepnets.errors import UserError
 from deepnets.results.cell import FAIL_ABOVE, TRIAL, Cell, Net, is_search, nets_of, search_note
-from deepnets.results.columns import FULL, Column, axes_of_rows, choice_of, columns_of, frame_of, warnings_of
+from deepnets.results.columns import FULL, Column, axes_of_rows, choice_of, columns_of, frame_of, is_number, warnings_of
 from deepnets.results.published import FAIL, VERDICT_RULE, Published, PublishedRow, published_of
 from deepnets.results.read import Run
 from deepnets.results.statistics import (
@@ -236,12 +236,16 @@ def _table(name: str, runs: pd.DataFrame, sweeps: Path, edited: Path | None) -> 
     published = published_of(name, sweeps) if any(run.sweep for run in runs["run"]) else Published()
     declared = _declared(sweeps / f"{name}.yaml", FULL)
     order = {row: matching(row, declared) for row in {*runs["row"]} - published.rows.keys()}
-    members = runs.drop_duplicates("row").set_index("row")["run"]
-    axes = [] if any(run.sweep for run in members) else axes_of_rows(members)
+    shown: dict[str, Run] = {}  # the first run of each row whose configuration can be read
+    for run in runs["run"]:
+        if run.row not in shown or not shown[run.row].config:
+            shown[run.row] = run
+    axes = [] if any(run.sweep for run in shown.values()) else axes_of_rows(shown.values())
 
     def place(row: str) -> tuple[Any, ...]:
-        choices = [natural(setting_text(choice_of(members[row], axis))) for axis in axes]
-        return math.inf if order[row] is None else order[row], *choices, natural(row)
+        choices = [choice_of(shown[row], axis) for axis in axes]
+        keys = [(0, value, []) if is_number(value) else (1, 0.0, natural(setting_text(value))) for value in choices]
+        return math.inf if order[row] is None else order[row], *keys, natural(row)
 
     trained = sorted(order, key=place)
     rows, columns = (*published.rows, *trained), tuple(columns_of(runs, edited))

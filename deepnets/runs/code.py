@@ -33,6 +33,8 @@ HASH = "[0-9a-f]{16}"  # the name of a version
 LONGEST_SOURCE = 10_000_000  # bytes
 NODES = ("model", "dataset", "optimizer", "schedule", "loss")
 
+_stored: set[str] = set()  # the versions that this process has copied, and executes even if the files are edited
+
 
 def code_of(config: Config) -> Code | None:
     """Return the user's own code that a run with this configuration uses; None if it names only deepnets' classes."""
@@ -74,6 +76,7 @@ def sources_of(config: Config) -> dict[str, Path | str]:
 def store(folder: RunFolder, config: Config, code: Code) -> Path:
     """Copy the sources of `code` beside the rows of the run's sweep, if not done yet; returns the copy's folder."""
     copy = folder.grid / FOLDER / code.hash
+    _stored.add(code.hash)
     if copy.is_dir():
         return copy
     contents = {}
@@ -109,7 +112,7 @@ def changed_files(folder: RunFolder, before: Code, now: Code) -> list[str]:
     if before.hash == now.hash:
         return []
     # Hashes depend on Python's version, so they are computed again from the copy, if there is one.
-    copied = _modules_in(copy_of(folder, before))
+    copied = modules_in(copy_of(folder, before))
     then = {name: copied.get(name, value) for name, value in before.modules.items()}
     names = sorted({*then, *now.modules})
     return [f"{name.replace('.', '/')}.py" for name in names if then.get(name) != now.modules.get(name)]
@@ -202,29 +205,27 @@ def by_change(folders: Iterable[RunFolder]) -> dict[str, list[RunFolder]]:
 
 
 def code_to_execute(
-    folder: RunFolder, config: Config, option: str = "--code {}", noted: Code | None = None, *, is_new: bool = False
+    folder: RunFolder, config: Config, option: str = "--code {}", noted: Code | None = None
 ) -> Code | None:
     """Return the user's own code with which this process executes the run: the noted version, or the chosen one.
 
     `option` says in messages how a user types the choice, with {} in its place. `noted` is the version that weights
-    note, if the folder does not. With `is_new`, this process has just noted the version, and so executes its copy if
-    the files have been edited since.
+    note, if the folder does not. If this process has stored that version, it executes the copy after an edit.
 
     Raises:
         OtherCode: the code has changed since the run began, and no version was chosen.
-        UserError: the code is not here, but a copy is; `execute_copy` raises it; or this process has imported a copy
-            where today's code is needed.
+        UserError: only a copy is here; `execute_copy` raises it; or today's code is needed, and a copy is imported.
     """
     before, choice = noted_code(folder) or noted, chosen_code()
     if before and choice not in (None, CodeChoice.current):
         execute_copy(folder, before if choice == CodeChoice.frozen else before.model_copy(update={"hash": str(choice)}))
     now = code_of(config)
-    changed = changed_files(folder, before, now) if before and now else []
-    if before and not now and choice is None and (copy := copy_of(folder, before)).is_dir():
-        files = ", ".join(f"{name.replace('.', '/')}.py" for name in sorted(before.modules))
+    if before and not now and choice is None and (copied := modules_in(copy_of(folder, before))):
+        files, copy = ", ".join(f"{name.replace('.', '/')}.py" for name in copied), RunFolder(copy_of(folder, before))
         frozen = option.replace("{}", CodeChoice.frozen)
-        raise UserError(f"{folder}: your code is not here ({files}); {frozen} executes its copy, {RunFolder(copy)}")
-    if before and changed and choice is None and is_new:
+        raise UserError(f"{folder}: your code is not here ({files}); {frozen} executes its copy, {copy}")
+    changed = changed_files(folder, before, now) if before and now else []
+    if before and changed and choice in (None, CodeChoice.current) and before.hash in _stored:
         execute_copy(folder, before)
         return before
     if choice == CodeChoice.current or (choice is None and (changed or not before)):
@@ -263,7 +264,7 @@ def execute_copy(folder: RunFolder, code: Code) -> None:
             f"{folder}: the code that the run began with is missing ({RunFolder(copy)}); copy it from where the run "
             "was trained, or choose `current` to go on with today's"
         )
-    modules = _modules_in(copy)
+    modules = modules_in(copy)
     if _joined(modules | {key: value for key, value in code.modules.items() if key not in modules}) != code.hash:
         raise UserError(f"{RunFolder(copy)}: its code does not have the hash in its name, and is not executed")
     for module, value in modules.items():
@@ -272,6 +273,9 @@ def execute_copy(folder: RunFolder, code: Code) -> None:
         sources += [_source(module, Path(loaded))] if loaded else []
         if any(_hash(source) != value for source in sources):
             raise _second_version(folder, module)
+    for module in modules:  # modules of a package that are imported later come from the copy too
+        if isinstance(path := getattr(sys.modules.get(module), "__path__", None), list):
+            path.insert(0, str(copy.joinpath(*module.split("."))))
     execute_from(copy)
 
 
@@ -322,14 +326,15 @@ def _imports(name: str, file: Path) -> Iterator[str]:
             yield base
 
 
-_last_read: dict[Path, str] = {}
+_last_read: dict[Path, str] = {}  # by file
 _imported: dict[str, tuple[ModuleSpec, str]] = {}  # by module, which is imported again with another specification
 
 
 def _source(name: str, file: Path) -> str:
-    """Read a module of the user's. If this process has imported it, return it as it was then, before later edits."""
+    """Read a module of the user's: if this process has imported it, as last read before, or else first after that."""
+    file = file.resolve()
     text, spec = _read(file), getattr(sys.modules.get(name), "__spec__", None)
-    if spec is None or Path(spec.origin or "").resolve() != file.resolve():
+    if spec is None or Path(spec.origin or "").resolve() != file:
         _last_read[file] = text
         return text
     before = _imported.get(name)
@@ -375,7 +380,7 @@ def _joined(modules: dict[str, str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _modules_in(copy: Path) -> dict[str, str]:
+def modules_in(copy: Path) -> dict[str, str]:
     """Return the hash of each module in a copy, by name; empty if there is no copy."""
     modules = {}
     for file in sorted(copy.rglob("*.py")):

@@ -51,10 +51,9 @@ def _choice() -> list[str]:
     return [f"--code={chosen}"] if (chosen := chosen_code()) else []
 
 
-def run(folder: RunFolder, *, is_new: bool = False) -> Result:
+def run(folder: RunFolder) -> Result:
     """Train the folder's run to its end, from its last checkpoint if it has one, and return its result.
 
-    With `is_new`, this process has just frozen it, with the user's own code as it was then.
     With devices=N this starts N processes. But if torchrun or SLURM has started this process as one of several, the run
     uses these, and ignores `devices`.
 
@@ -68,7 +67,7 @@ def run(folder: RunFolder, *, is_new: bool = False) -> Result:
     config, world = folder.config, world_from_env()
     if result := Result.of_ended(folder.path, identity_hash(config)):
         return result
-    code = code_to_execute(folder, config, is_new=is_new)
+    code = code_to_execute(folder, config)
     config = with_counted_devices(config) if world.size == 1 else replace(config, devices=world.size)
     if world.size < config.devices:
         return _run_in_processes(folder, config, code)

@@ -165,6 +165,16 @@ def test_rows_of_a_command_lie_in_the_order_of_their_choices() -> None:
     assert choices == [(depth, shortcut) for depth in ("8", "14", "20") for shortcut in ("identity", "none")]
 
 
+def test_rows_lie_in_the_order_of_their_numbers() -> None:
+    rates = [1e-5, 0.001, 0.05, 0.1, 2.0]
+    rows = {f"resnet,digits,optimizer.lr={rate:g}": {"optimizer": {"lr": rate}} for rate in reversed(rates)}
+    found = runs([], rows)
+    for run in found.values():
+        run.config.pop("sweep")
+    (table,) = tables_of([*found.values()])
+    assert [*table.rows] == [*reversed(rows)]
+
+
 def test_rows_of_two_commands_are_paired_by_what_varies() -> None:
     ours = typed("", "depth=14", "depth=20", "shortcut=none")
     theirs = typed("depth=14", "", "depth=26", optimizer="adam")
@@ -183,5 +193,9 @@ def test_rows_of_two_commands_are_paired_by_what_varies() -> None:
     ]
     (pair,) = pairs_of([*typed("depth=14").values()], [*typed("depth=20").values()])[0]
     assert pair == "resnet,digits,model.depth=14 | resnet,digits,model.depth=20"
+    for run in ours.values():  # as in a record
+        run.origin.clear()
+    pairs, _ = pairs_of([*ours.values()], [*theirs.values()])
+    assert [*pairs] == ["resnet,digits | resnet,digits,optimizer=adam", "model.depth=14"]
     with pytest.raises(UserError, match="no row is in both"):  # 14 layers are not 8 layers by another optimiser
         pairs_of([*typed("depth=14").values()], [*typed("", "depth=20", optimizer="adam").values()])

@@ -1,5 +1,6 @@
 """A researcher's own code is a part of a run: what is read, copied, compared, refused, and executed where asked for."""
 
+import importlib
 import json
 import re
 import shutil
@@ -66,6 +67,7 @@ RUN = ["model.depth=8", "model.widths=[8,16,32]", "model/shortcut=own", "threads
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "path", [*sys.path])  # trust makes folders importable
+    monkeypatch.setattr(code, "_stored", set())
     folder = tmp_path / "project"
     (folder / "conf/model/shortcut").mkdir(parents=True)
     (folder / "own_shortcuts.py").write_text(SHORTCUT)
@@ -186,6 +188,7 @@ def test_a_process_that_executes_a_copy_takes_no_other_version(
             assert noted
             folder.freeze(config, Origin(code=noted))
             store(folder, config, noted)
+        code._stored.clear()  # as in another process
         assert code_to_execute(later, config) == later.origin.code
         with choosing_code("frozen"):
             assert code_to_execute(earlier, config) == earlier.origin.code
@@ -237,15 +240,40 @@ def test_where_the_code_is_missing_its_copy_is_offered(project: Path, tmp_path: 
     config.model["shortcut"] = {"_target_": "own_shortcuts.Scaled", "_partial_": True, "start": 1.0}
     folder = RunFolder(tmp_path / "runs" / "row" / "seed0")
     with trusting(project / "own_shortcuts.py"):
-        code = code_of(config)
-    folder.freeze(config, Origin(code=code))
-    copy = store(folder, config, code)
+        noted = code_of(config)
+    folder.freeze(config, Origin(code=noted))
+    copy = store(folder, config, noted)
     sys.path.remove(str(project))
     missing = rf"your code is not here \(own_scales.py, own_shortcuts.py\); --code frozen executes its copy, {copy}"
     with pytest.raises(UserError, match=missing):
         code_to_execute(folder, config)
     shutil.rmtree(copy)
     assert code_to_execute(folder, config) is None  # building the network says what is missing
+
+
+def test_the_rest_of_a_package_is_imported_from_the_copy_after_an_edit(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deepnets.config.trust._copies", [])
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    (project / "own_package").mkdir()
+    (project / "own_package" / "__init__.py").write_text("")
+    for name in ("early", "late"):
+        (project / "own_package" / f"{name}.py").write_text("class Scaled:\n    version = 1\n")
+    config = row(tmp_path).config
+    config.model["shortcut"] = [{"_target_": f"own_package.{name}.Scaled"} for name in ("early", "late")]
+    folder = RunFolder(tmp_path / "runs" / "row" / "seed0")
+    sys.path.insert(0, str(project))
+    noted = code_of(config)
+    early = importlib.import_module("own_package.early")
+    folder.freeze(config, Origin(code=noted))
+    store(folder, config, noted)
+    for name in ("early", "late"):
+        (project / "own_package" / f"{name}.py").write_text("class Scaled:\n    version = 22\n")
+    assert code_to_execute(folder, config) == noted
+    late = importlib.import_module("own_package.late")
+    assert (early.Scaled.version, late.Scaled.version) == (1, 1)
+    assert code_of(config).modules == noted.modules
 
 
 def test_the_hash_of_a_copy_cannot_leave_the_folder() -> None:
