@@ -349,8 +349,9 @@ def folders_in(paths: Sequence[Path]) -> list[RunFolder]:
 def remedies_of(errors: Iterable[UserError], configs: Sequence[Config]) -> list[str]:
     """Return lines that say what to type where folders hold runs of other settings or of other code."""
     everywhere = set.intersection(*(set(flat(identity(config))) for config in configs))
+    what = "all runs of this command" if len(configs) > 1 else "it"
     lines = (
-        error.remedy if isinstance(error, OtherCode) else error.remedy_for(everywhere, "all runs of this command")
+        error.remedy if isinstance(error, OtherCode) else error.remedy_for(everywhere, what)
         for error in errors
         if isinstance(error, OtherSettings | OtherCode)
     )
