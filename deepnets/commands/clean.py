@@ -10,7 +10,7 @@ from pathlib import Path
 
 from deepnets.command import Parser
 from deepnets.errors import UserError
-from deepnets.runs.code import FOLDER
+from deepnets.runs.code import FOLDER, HASH, is_stored
 from deepnets.runs.contents import FINISHED, Origin, Unreadable
 from deepnets.runs.folder import CHECKPOINTS, WEIGHTS, Locked, RunFolder, folders_in
 from deepnets.runs.weights import kept_files, read_weights, write_weights
@@ -112,7 +112,7 @@ def _removables(folders: Sequence[RunFolder], paths: Sequence[Path]) -> Iterator
     sweeps = {folder.grid for folder in folders}
     for sweep in sorted(sweep for sweep in sweeps if any(sweep.is_relative_to(path.resolve()) for path in paths)):
         copies = sorted((sweep / FOLDER).glob("*")) if not (sweep / FOLDER).is_symlink() else []
-        copies = [copy for copy in copies if re.fullmatch(COPY, copy.name)]
+        copies = [copy for copy in copies if re.fullmatch(COPY, copy.name) and (copy.is_symlink() or is_stored(copy))]
         runs = folders_in([sweep])
         noted = set[str]().union(*(run.code_hashes for run in runs))
         unused = [copy for copy in copies if copy.name not in noted and not _is_awaited(copy, runs)]
@@ -143,6 +143,8 @@ def _remove(removable: Removable, keep_weights: bool) -> str | None:
         if removable.run is None:
             for path in removable.paths:
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+                if re.fullmatch(HASH, path.name):  # from the empty folder, reports see that this version had been here
+                    path.mkdir()
             return None
         with removable.run.hold():
             if removable.kind == CHECKPOINTS_KIND:

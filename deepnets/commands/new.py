@@ -9,7 +9,7 @@ from deepnets.config.project import SCHEMAS
 from deepnets.errors import UserError, printable
 
 FILES = Path(__file__).parent / "project"  # templates *.in; NAME in them is the project's name
-UNTRACKED = ("/data/", "/outputs/", "__pycache__/")
+UNTRACKED = ("/data/", "/outputs/", "/weights/", "__pycache__/")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -17,8 +17,13 @@ from deepnets.runs.weights import read_weights
 from deepnets.system.files import check_writable, write_atomically, writing
 from deepnets.system.printing import print_error
 from deepnets.training.hardware import find_device
+from deepnets.training.size import has_own_classes
 
 COLUMNS = ("file", "class", "probability")
+OWN_SOURCE = (
+    "note: your own class made the images that trained this network; predict reads each file with Pillow and brings it "
+    "to size by ImageOps.fit (bilinear). If your class does otherwise, pass its arrays to load_classifier(RUN).predict"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,6 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_writable(arguments.to.parent)
     weights = with_input(read_weights(arguments.run, arguments.allow_previous), arguments.run, arguments.data)
     classifier = classifier_of(weights).to(find_device(arguments.device))
+    if has_own_classes(weights.config.dataset.get("source")):
+        print_error(OWN_SOURCE)
     problems: list[str] = []
     files = list(_files(arguments.images, problems))
     lines = [

@@ -215,7 +215,7 @@ class _Grid:
             cheapest = min(asked, key=lambda run: cost([run]))
             least = f"{cheapest[0]} takes about {cost([cheapest]):.2g} hours"
             raise UserError(f"hours={hours:g}: too few for one run; {least}")
-        spent = f"{used:.3g} hours used" + (f" of {hours:g}" if hours < math.inf else "")
+        spent = f"{used:.3g} hours used" + (f" of {hours:g}, by all runs of these rows" if hours < math.inf else "")
         if chosen:
             less = f", the hours are enough for {len(chosen)}" if len(chosen) < len(asked) else ""
             if less and planned.looks:

@@ -178,15 +178,18 @@ def targets_in(node: Any) -> Iterator[str]:
 def takes(settings: Any, key: str, value: Any) -> bool:
     """Return whether a dotted key in the configuration `settings` accepts `value`, by its type and range.
 
-    A key of unknown type accepts every value: the key does not exist, or no class that is trusted declares it.
+    A key of unknown type accepts every value. The user's own classes are not imported for this: a key of theirs that
+    has a value now accepts lists only if it has a list.
     """
     *path, last = key.split(".")
-    annotations = annotations_of(Config)
+    annotations, is_own = annotations_of(Config), False
     for name in path:
         settings = settings.get(name) if isinstance(settings, dict) else None
         target = settings.get("_target_") if isinstance(settings, dict) else None
-        is_known = isinstance(target, str) and (target in TARGETS or is_trusted(target))
-        annotations = signature_of(target)[1] if is_known else {}
+        is_own = isinstance(target, str) and target not in TARGETS
+        annotations = signature_of(target)[1] if target in TARGETS else {}
+    if is_own and settings.get(last) is not None:
+        return isinstance(settings[last], list) == isinstance(value, list)
     try:
         _adapter(annotations.get(last, Any)).validate_python(value, strict=True)
     except ValidationError:

@@ -36,6 +36,7 @@ R = TypeVar("R")
 HEADER = "# @package _global_"
 SWEEPS = CONF / "sweep"
 STATISTIC = re.compile(r"(single|drawn|none|(best|median|mean) of [1-9]\d*)\b")
+NO_KEY = "-"  # stands in the name of a row for the value of an axis that only other rows of a union have
 ANY = "*"  # stands in the name of a row for the value of an axis that its file does not give
 LARGEST_GRID = 10_000  # runs of one command, which are all composed before the first one starts
 TOO_LARGE = f"a grid of more than {LARGEST_GRID:,} runs, the most that one command composes"
@@ -201,12 +202,16 @@ def matching(row: str, names: Sequence[str]) -> int | None:
 def axis_value(row: schema.Row, axis: str) -> str:
     """Return what the name of a composed row has for an axis: the option of a group, or the value of a key.
 
+    A row without the key, as of another network than the rows of a `union` that set the key, has `NO_KEY`.
+
     Raises:
         UserError: the axis is neither.
     """
     if axis in row.choices:
         return str(row.choices[axis])
     value = value_at(row.config, axis, ABSENT)
+    if value is ABSENT and row.config.sweep and any(axis in block for block in row.config.sweep.union):
+        return NO_KEY
     if value is ABSENT:
         raise UserError(f"sweep.axes: {axis} is neither a group of options nor a key of the configuration")
     return str(value)

@@ -218,10 +218,12 @@ def use_chosen_code(
     """Let this process import the chosen version of the user's modules; `begun` is as in `begun_runs`.
 
     Returns, with code=frozen, the version for each run that this command sets up, or why it cannot be taken. Why an
-    unfinished run cannot take its version, its check says. It prints which runs take a version that is not today's.
+    unfinished run cannot take its version, its check says. It prints which runs take a version that is not today's: a
+    row of which no seed has begun takes the version of the command's other rows if it would need another one.
     """
     choose_code(rows[0].config.code)
     chosen: dict[RunFolder, Code | UserError] = {}
+    versions: dict[str, Code] = {}  # that this process executes
     taken, lacking = dict[str, list[RunFolder]](), dict[RunFolder, Config]()
     pairs = list(zip(rows, folders, strict=True)) if rows[0].config.code == CodeChoice.frozen else []
     todays = _codes_of(pairs)  # before the first copy stands in for today's modules
@@ -237,19 +239,29 @@ def use_chosen_code(
                 used = folder, code
                 execute_copy(*used)
             today = todays.get(folder)
+            versions |= {used[1].hash: used[1]} if used else {}
             if used and today and (changed := changed_files(*used, today)):
                 taken.setdefault(f"({used[1].hash}: {', '.join(changed)} changed since", []).append(folder)
         except UserError as error:
             if is_new:
                 chosen[folder] = error
-    for what, runs in taken.items():
-        count, where = f"{len(runs)} run{'s' * (len(runs) > 1)}", listed(run.path.parent.name for run in runs)
-        print_line(f"code=frozen: {count} will use your code as it was {what}; rows {where})")
+    joining = []
     for folder, config in lacking.items():
         try:
             check_is_todays(folder, config)
-        except UserError as error:
-            chosen[folder] = error
+        except UserError:
+            code = code_of(config)
+            assert code
+            chosen[folder] = versions.get(code.hash, code)
+            joining.append(folder.path.parent.name)
+    for what, runs in taken.items():
+        count, where = f"{len(runs)} run{'s' * (len(runs) > 1)}", listed(run.path.parent.name for run in runs)
+        print_line(f"code=frozen: {count} will use your code as it was {what}; rows {where})")
+    if joining:
+        print_line(
+            f"code=frozen: no seed of {listed(joining)} has begun; they will use that code too, since one command can "
+            "use one version; to train them with today's, leave code=frozen out and name these rows alone"
+        )
     if names := [folder.path.parent.name for folder in lacking if folder not in chosen]:
         print_line(f"code=frozen: no seed of {listed(names)} has begun, so there is no earlier code of theirs to take")
     return chosen

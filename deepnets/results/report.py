@@ -229,7 +229,7 @@ def _print_table(console: Console, table: Table, comparisons: Sequence[Sheet] | 
         console.print(as_text(f"warning: {warning}", style="yellow"), soft_wrap=True)
     console.print()
     for sheet in comparisons or ():
-        print_sheet(console, sheet, MOST_COMPARISONS)
+        print_sheet(console, sheet.cut(MOST_COMPARISONS, "on the page"))
 
 
 def _results(table: Table) -> list[Sheet]:

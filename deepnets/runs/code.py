@@ -77,7 +77,7 @@ def store(folder: RunFolder, config: Config, code: Code) -> Path:
     """Copy the sources of `code` beside the rows of the run's sweep, if not done yet; returns the copy's folder."""
     copy = folder.grid / FOLDER / code.hash
     _stored.add(code.hash)
-    if copy.is_dir():
+    if is_stored(copy):
         return copy
     contents = {}
     for name, source in sources_of(config).items():
@@ -87,6 +87,11 @@ def store(folder: RunFolder, config: Config, code: Code) -> Path:
             contents[place] = _source(name, source).encode()
     write_copy(copy, contents)
     return copy
+
+
+def is_stored(copy: Path) -> bool:
+    """Return whether a version's copy is there; `clean` leaves an empty folder of one that no run names any more."""
+    return copy.is_dir() and any(copy.iterdir())
 
 
 def write_copy(copy: Path, contents: Mapping[Path, bytes]) -> None:
@@ -171,7 +176,10 @@ def is_by(folder: RunFolder, code: Code | None) -> bool:
 
 
 def replaced_versions(grid: Path) -> list[str]:
-    """Return the versions of the user's own code that are copied beside a sweep's rows, but that no run there notes."""
+    """Return the versions of the user's own code that were copied beside a sweep's rows, but that no run there notes.
+
+    Those that `clean` has removed are among them.
+    """
     if not (copies := [copy.name for copy in (grid / FOLDER).glob("*") if re.fullmatch(HASH, copy.name)]):
         return []
     return sorted({*copies}.difference(*(run.code_hashes for run in run_folders(grid))))
@@ -188,7 +196,7 @@ def copy_code(source: RunFolder, into: Path, noted: Code | None = None) -> None:
     result, noted = source.result, noted_code(source) or noted
     for code in [*(result.code.values() if result and result.code else ()), *([noted] if noted else ())]:
         stored = copy_of(source, code)
-        if stored.is_dir() and not (into / FOLDER / code.hash).is_dir():
+        if is_stored(stored) and not is_stored(into / FOLDER / code.hash):
             contents = {file.relative_to(stored): _read_in(stored, file).encode() for file in stored.rglob("*.py")}
             write_copy(into / FOLDER / code.hash, contents)
 
@@ -259,7 +267,7 @@ def execute_copy(folder: RunFolder, code: Code) -> None:
     copy = copy_of(folder, code)
     if copy in executed_from():
         return
-    if not copy.is_dir():
+    if not is_stored(copy):
         raise UserError(
             f"{folder}: the code that the run began with is missing ({RunFolder(copy)}); copy it from where the run "
             "was trained, or choose `current` to go on with today's"
@@ -282,7 +290,7 @@ def execute_copy(folder: RunFolder, code: Code) -> None:
 def _second_version(folder: RunFolder, module: str) -> UserError:
     return UserError(
         f"{folder}: needs another version of {module} than this process has imported, and a process can use only one; "
-        "choose it in a command, or a Python, of its own"
+        "choose that version in a command, or a Python, of its own"
     )
 
 

@@ -130,18 +130,18 @@ class Sheet:
         lines = tuple(tuple(line[index] for index in shown) for line in self.lines)
         return replace(self, header=tuple(self.header[index] for index in shown), lines=lines)
 
-    def cut(self, most: int) -> "Sheet":
-        """Return the sheet with its first `most` lines; the note counts the others."""
+    def cut(self, most: int, elsewhere: str = "not shown here") -> "Sheet":
+        """Return the sheet with its first `most` lines; the note counts the others and says where they are."""
         more = len(self.lines) - most
         if more <= 0:
             return self
-        note = f"{more} more line{'s' * (more > 1)} not shown here. {self.note}".strip()
+        note = f"{more} more line{'s' * (more > 1)} {elsewhere}. {self.note}".strip()
         return replace(self, lines=self.lines[:most], note=note)
 
 
-def print_sheet(console: Console, sheet: Sheet, most: int | None = None) -> None:
-    """Print a sheet; lines beyond `most` are only counted."""
-    shown = (sheet if most is None else sheet.cut(most)).without_empty_columns()
+def print_sheet(console: Console, sheet: Sheet) -> None:
+    """Print a sheet without its empty columns."""
+    shown = sheet.without_empty_columns()
     table = Table(box=None, pad_edge=False)
     for name in shown.header:
         table.add_column(as_text(name), justify="right" if name in shown.numbers else "left", overflow="fold")

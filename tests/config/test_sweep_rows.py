@@ -277,6 +277,19 @@ def test_a_list_is_one_value_where_the_key_takes_a_list(word: str, monkeypatch: 
     assert row.overrides[0].lstrip("+") == word
 
 
+def test_an_own_class_is_not_imported_to_know_what_is_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # An import would come before code=frozen chooses which version of the class this process imports.
+    (tmp_path / "own_list_net.py").write_text("raise AssertionError\n")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "own.yaml").write_text("_target_: own_list_net.Net\nunits: 2\nwidths: [4, 8]\nmore: null\n")
+    words = ["-m", "model=own", "model.units=[2,3]", "model.widths=[8,8]", "model.more=[1,2]"]
+    trusted = ["--config-dir", str(tmp_path), "--trust", str(tmp_path / "own_list_net.py")]
+    monkeypatch.setattr(sys, "argv", ["train.py", *trusted, *words])
+    assert [row.overrides for row in rows_of_command()] == [
+        ("model=own", f"model.units={units}", "model.widths=[8,8]", "model.more=[1,2]") for units in (2, 3)
+    ]
+
+
 def test_a_list_of_options_without_a_grid_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     said = said_by(["model/shortcut=[identity,none]"], monkeypatch)
     assert said == "model/shortcut=identity,none: add -m to train a run with each value"

@@ -141,6 +141,30 @@ def test_a_row_of_a_union_is_named_by_the_default_of_an_axis_that_it_lacks(tmp_p
         check_claims(file, search)
 
 
+NETWORKS = """# @package _global_
+sweep:
+  rows: {optimizer: [sgd, nesterov]}
+  union:
+    - {model: densenet40_12, model.growth: [4, 8]}
+    - {model: digits_resnet, model.depth: 8, model/shortcut: none}
+  claims: [{claim: "sgd,digits_resnet,-,8,none is lower than sgd,densenet40_12,4,40,none"}]
+"""
+
+
+def test_networks_of_a_union_have_keys_that_others_lack(tmp_path: Path) -> None:
+    (tmp_path / "sweep").mkdir()
+    (file := tmp_path / "sweep" / "networks.yaml").write_text(NETWORKS)
+    search = Search((f"file://{tmp_path}",))
+    names = names_at(file, "full", search)
+    first = ("sgd,densenet40_12,4", "sgd,densenet40_12,8", "nesterov,densenet40_12,4", "nesterov,densenet40_12,8")
+    assert names[:4] == [f"{each},-,concatenation" for each in first]
+    assert names[4:] == ["sgd,digits_resnet,-,8,none", "nesterov,digits_resnet,-,8,none"]
+    words = ["optimizer=sgd", "model=digits_resnet", "model.depth=8", "model/shortcut=none"]
+    assert folder_of(compose(["sweep=networks", *words], search)).path.parent.name == names[4]
+    with pytest.raises(UserError, match="no row sgd,densenet40_12,4,40,none; the nearest: sgd,densenet40_12,4,-,"):
+        check_claims(file, search)
+
+
 @pytest.mark.parametrize("sweep", some(SWEEPS))
 def test_the_rows_are_those_the_paper_reports_and_build_without_data(sweep: str) -> None:
     folders = [folder.path for folder in folders_of(rows(sweep))]

@@ -116,6 +116,20 @@ def test_bad_images_are_named_and_the_others_predicted(
     assert Path("predictions.csv").read_bytes().decode(errors="surrogateescape") == content
 
 
+def test_images_of_an_own_class_may_be_made_otherwise(
+    on_digits: Path, pngs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image, to = str(next(pngs.glob("000/*.png"))), ["--to", str(tmp_path / "predictions.csv")]
+    assert call("predict", str(on_digits), image, *to) == 0
+    assert capsys.readouterr().err == ""
+    (tmp_path / "own_images.py").write_text("from deepnets.data.sources import synthetic as drawn\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    trust("own_images.drawn")
+    folder = trained(tmp_path, *SYNTHETIC, "dataset.source._target_=own_images.drawn")
+    assert call("predict", str(folder), image, *to) == 0
+    assert "your own class made the images that trained this network; predict reads" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("kind", ["channel", "pixel_mean", "pixel_mean_scalar_std", "global_contrast", "scaled_256"])
 def test_it_sees_what_the_run_saw(kind: str, tmp_path: Path) -> None:
     changes = ["dataset.reduce=2", "dataset.source.classes=3", "dataset.source.channels=2"]

@@ -210,8 +210,8 @@ def test_a_process_that_executes_a_copy_takes_no_other_version(
             code_to_execute(later, config)
 
 
-def test_the_frozen_code_of_one_row_is_not_taken_for_another(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_new_row_takes_the_frozen_code_of_the_commands_other_rows(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("deepnets.config.trust._copies", [])
     monkeypatch.setattr(sys, "pycache_prefix", None)
@@ -226,9 +226,10 @@ def test_the_frozen_code_of_one_row_is_not_taken_for_another(
         (kept.path / "checkpoint.pt").touch()
         assert use_chosen_code([new], [other], []) == {}
         (project / "own_scales.py").write_text(SCALES.replace("1.0", "5.0"))
-        chosen = use_chosen_code([new, new], [seed, other], [])
-        assert chosen[seed] == noted
-        assert "needs another version of own_scales than this process has imported" in str(chosen[other])
+        assert use_chosen_code([new, new], [seed, other], []) == {seed: noted, other: noted}
+        told = " ".join(capsys.readouterr().out.split())
+        assert "code=frozen: 1 run will use your code as it was" in told
+        assert "code=frozen: no seed of b has begun; they will use that code too" in told
 
 
 def test_a_module_that_is_no_python_is_compared_as_text() -> None:

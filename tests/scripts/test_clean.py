@@ -11,6 +11,7 @@ from deepnets.errors import UserError
 from deepnets.launch.grid import launch
 from deepnets.run import load_run
 from deepnets.runs import folder as run_folder
+from deepnets.runs.code import is_stored, replaced_versions, write_copy
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.naming import folder_of
 from tests.command import row
@@ -48,11 +49,12 @@ def test_checkpoints_of_finished_runs_go_and_nobody_misses_them(
     (folders[0].path / "checkpoint.pt.damaged").write_bytes(b"0" * 1000)
     copies = root / "runs" / ".code"
     (copies / ("0" * 16)).mkdir(parents=True)
+    (copies / ("0" * 16) / "shortcuts.py").touch()
     (folders[1].path / "result.json").rename(root / "kept")  # it has not finished: its checkpoints stay
     assert clean([root], remove=True, keep_weights=keep_weights) == 0
     assert not list(folders[0].path.glob("checkpoint*"))
     assert list(folders[1].path.glob("checkpoint.pt"))
-    assert not list(copies.iterdir())
+    assert not list(copies.glob("*/*"))
     (root / "kept").rename(folders[1].path / "result.json")
     capsys.readouterr()
     assert launch(rows) == 0
@@ -90,10 +92,23 @@ def test_only_copies_of_code_below_the_named_folders_go(root: Path, tmp_path: Pa
     own = [home / ".code" / name for name in ("thesis", "0" * 16)]
     for folder in own:
         folder.mkdir(parents=True)
+        (folder / "shortcuts.py").touch()
     assert clean([home / "Downloads" / "seed0"], remove=True, keep_weights=False) == 0
-    assert all(folder.is_dir() for folder in own)
+    assert all(is_stored(folder) for folder in own)
     assert clean([home], remove=True, keep_weights=False) == 0
-    assert [folder.is_dir() for folder in own] == [True, False]
+    assert [is_stored(folder) for folder in own] == [True, False]
+
+
+def test_reports_know_of_a_version_whose_copy_is_removed(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    version = "0" * 16
+    write_copy(root / "runs" / ".code" / version, {Path("shortcuts.py"): b"scale = 1.0\n"})
+    assert clean([root], remove=True, keep_weights=False) == 0
+    assert replaced_versions(root / "runs") == [version]
+    capsys.readouterr()
+    assert clean([root], remove=False, keep_weights=False) == 0
+    assert "copies of code" not in capsys.readouterr().out
+    write_copy(root / "runs" / ".code" / version, {Path("shortcuts.py"): b"scale = 1.0\n"})  # as if trained again
+    assert is_stored(root / "runs" / ".code" / version)
 
 
 def test_a_folder_that_holds_much_else_is_refused_before_all_of_it_is_read(

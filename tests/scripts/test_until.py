@@ -151,13 +151,16 @@ def test_a_command_says_for_which_claims_its_hours_are_enough(file: Path, capsys
         return [(row.choices["model/shortcut"], row.config.seed) for row in grid.affordable(planned, runs)]
 
     assert len(chosen(12.9)) == 8
-    assert "look 1 of 3, at 3 seeds, for 3 undecided claims: 8 runs (4 hours used of 12.9)" in capsys.readouterr().out
+    assert (
+        "look 1 of 3, at 3 seeds, for 3 undecided claims: 8 runs (4 hours used of 12.9, by all runs of these rows)"
+        in capsys.readouterr().out
+    )
     assert len(chosen(8.2)) == 4
     assert "8 runs, the hours are enough for 4, which are all for 1 of these claims" in capsys.readouterr().out
     assert chosen(5) == []
     told = capsys.readouterr().out
     assert "the hours are not enough for look 1 of 3" in told
-    assert re.search(r"the cheapest of these looks takes about (4|3\.\d+) hours \(4 hours used of 5\)", told)
+    assert re.search(r"the cheapest of these looks takes about (4|3\.\d+) hours \(4 hours used of 5, by all", told)
     assert "undecided: identity is lower than none; the next look lacks seeds 1 2" in told
 
 
