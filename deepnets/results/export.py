@@ -1,7 +1,10 @@
 """Writes results for other programs: pandas, CSV, Markdown, LaTeX."""
 
+import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from deepnets.results.claims import findings_of
 from deepnets.results.columns import axes_of_rows, choice_of, columns_of, frame_of, mixes_code, rows_by_versions
 from deepnets.results.read import Run, read_runs
 from deepnets.results.table import Table, result_sheets, tables_of
-from deepnets.system.printing import latex_table, markdown_table, markdown_text
+from deepnets.system.printing import Sheet, latex_table, markdown_table, markdown_text, setting_text
 
 NAMES = ["sweep", "row", "seed", "folder"]
 CLAIM = ["sweep", "column", "claim", "place", "first", "second", "seeds", "outcome", "difference"]
@@ -166,11 +169,36 @@ def markdown_sheets(table: Table) -> str:
 def to_latex(tables: Sequence[Table]) -> str:
     """Write a tabular for each column, with the rules of booktabs, and the notes as comments below.
 
-    The document needs `\\usepackage{booktabs}`.
+    What names the rows has a column for each axis. The document needs `\\usepackage{booktabs}`.
     """
-    return "\n".join(
-        latex_table(sheet.without_empty_columns()) for table in tables for sheet in result_sheets(table)
-    ) + _notes(tables, "% {}\n")
+    sheets = [_with_axes(table, sheet) for table in tables for sheet in result_sheets(table)]
+    return "\n".join(latex_table(sheet.without_empty_columns()) for sheet in sheets) + _notes(tables, "% {}\n")
+
+
+def _with_axes(table: Table, sheet: Sheet) -> Sheet:
+    """Replace the names of rows by a column for each axis in which they differ; the note says what all rows share.
+
+    The sheet stays as it is if a row has no runs, whose name alone does not tell its choices, or is of a search.
+    """
+    runs = {row: cell.runs[0] for (row, _), cell in table.cells.items() if cell.runs}
+    rows = [line[0] for line in sheet.lines]
+    if table.trials or not {*rows} <= runs.keys():
+        return sheet
+    axes = axes_of_rows(runs[row] for row in rows)
+    choices = {axis: [setting_text(choice_of(runs[row], axis)) for row in rows] for axis in axes}
+    differing = {axis: values for axis, values in choices.items() if len({*values}) > 1}
+    if not differing:
+        return sheet
+    words = Counter(last := [re.split(r"[/.]", axis)[-1] for axis in differing])
+    header = tuple(word if words[word] == 1 else axis for word, axis in zip(last, differing, strict=True))
+    shared = ", ".join(f"{axis}={values[0]}" for axis, values in choices.items() if axis not in differing)
+    names = zip(*differing.values(), strict=True)
+    return replace(
+        sheet,
+        header=(*header, *sheet.header[1:]),
+        lines=tuple((*name, *line[1:]) for name, line in zip(names, sheet.lines, strict=True)),
+        note=f"{sheet.note} All rows: {shared}." if shared else sheet.note,
+    )
 
 
 def _entries(run: Run) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 from deepnets.errors import UserError
 from deepnets.results.columns import Column, frame_of, lines_over, swept, warnings_of
 from deepnets.results.compare import pairs_of
-from deepnets.results.export import to_csv
+from deepnets.results.export import to_csv, to_latex
 from deepnets.results.read import Run
 from deepnets.results.table import tables_of
 from deepnets.runs.folder import RunFolder
@@ -163,6 +163,10 @@ def test_rows_of_a_command_lie_in_the_order_of_their_choices() -> None:
     lines = csv.DictReader(io.StringIO(to_csv([table])))
     choices = [(line["model.depth"], line["model/shortcut"]) for line in lines]
     assert choices == [(depth, shortcut) for depth in ("8", "14", "20") for shortcut in ("identity", "none")]
+    lines = [line.strip() for line in to_latex([table]).splitlines()]
+    assert lines[3].startswith("shortcut & depth & ")
+    assert [tuple(line.split(" & ")[1::-1]) for line in lines[5:-2]] == choices
+    assert "All rows: model=resnet, dataset=digits." in lines[0]
 
 
 def test_rows_lie_in_the_order_of_their_numbers() -> None:

@@ -22,6 +22,8 @@ from deepnets.system.printing import MINUS, NOTHING, Sheet
 from tests.command import ROOT
 from tests.trained import SEEDS, Trained
 
+RECORDS = ROOT / "outputs" / "records"
+
 
 @pytest.fixture(scope="module")
 def tables(trained: Trained) -> list[Table]:
@@ -73,6 +75,15 @@ def test_latex_has_booktabs_rules_and_escapes(tables: list[Table]) -> None:
     assert not {"±", NOTHING, "∞", MINUS} & set("".join(body))
 
 
+def test_each_axis_has_a_column_in_latex(tables: list[Table]) -> None:
+    orderings = tables_of(read_runs([RECORDS / "he2016_table2+scale=deep"]))
+    text = to_latex(orderings)
+    assert "  block & ordering & median & " in text
+    assert r"  bottleneck & full\_preactivation & " in text
+    assert "  row & " not in text
+    assert "  shortcut & " in to_latex(tables)  # of rows without runs only the name is known
+
+
 def test_columns_that_say_nothing_are_left_out() -> None:
     sheet = Sheet("t", ("row", "a", "b", "c"), (("x", "", "1", NOTHING), ("y", "", "", "")), frozenset("bc"))
     assert sheet.without_empty_columns() == Sheet("t", ("row", "b"), (("x", "1"), ("y", "")), frozenset("bc"))
@@ -91,9 +102,6 @@ def test_csv_has_the_median_by_best_epochs_where_the_verdict_is_on_it(tables: li
     assert float(line["best_epochs"]) - float(line["published"]) == pytest.approx(float(line["difference"]))
     assert line["best_epochs"] != line["median"]
     assert {row["best_epochs"] for row in csv.DictReader(io.StringIO(to_csv(tables)))} == {""}
-
-
-RECORDS = ROOT / "outputs" / "records"
 
 
 def test_a_row_per_run_with_figures_and_settings() -> None:
