@@ -168,15 +168,15 @@ def names_at(file: Path, scale: str, search: Search | None = None) -> list[str]:
 
     A row of `union` may lack an axis that other rows have. With `search`, where a command finds the file as an option,
     the row is composed to know the axis's value; without it, or if that fails, the name has `ANY` there: see
-    `matching`. The list is empty if there is no such file, if only `union` has its rows, or if Hydra must compose the
-    file itself to know them.
+    `matching`. The list is empty if there is no such file, or if Hydra must compose the file itself to know its rows.
 
     Raises:
         UserError: as `sweep_of` and `rows_of`.
     """
     node = sweep_of(file)
     rows, params = (value_at_scale(file, key, scale) or {} for key in ("sweep.rows", "hydra.sweeper.params"))
-    if not rows and not params:
+    others = [name for name in _content(file).get("defaults") or [] if isinstance(name, str) and name != "_self_"]
+    if not rows and not params and (others or not node.get("union")):
         return []
     rules = Sweep(axes=axes_of(node), **{name: node[name] for name in ("zip", "exclude", "union") if name in node})
     grid = rows_of(params_of(rows, None, params | {"seed": 0}), rules, [])

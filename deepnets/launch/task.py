@@ -26,12 +26,12 @@ from deepnets.config.schema import CodeChoice
 from deepnets.config.trust import trusted
 from deepnets.errors import UserError, printable
 from deepnets.launch.grid import OUTPUT
-from deepnets.runs.code import FOLDER, write_copy
+from deepnets.runs.code import FOLDER
 from deepnets.runs.execute import LOCKED, run
 from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.log import PROTOCOLS
 from deepnets.runs.record import describe_result
-from deepnets.system.files import BYTE_CODE, cache_folder, opened_to_append, write_atomically
+from deepnets.system.files import BYTE_CODE, cache_folder, opened_to_append, write_atomically, write_folder
 from deepnets.system.printing import print_error
 
 ROWS = ".rows"  # beside the script of an array: a line "TASK FOLDER" for each of its runs
@@ -180,7 +180,7 @@ def snapshot(sweep: Path) -> Path | None:
     sums = "".join(lines).encode()
     copy = sweep / FOLDER / f"deepnets-{hashlib.sha256(sums).hexdigest()[:16]}"
     if not (copy / SUMS).is_file():
-        write_copy(copy, contents | {Path(SUMS): sums})
+        write_folder(copy, contents | {Path(SUMS): sums})
     return copy
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 
 from deepnets.config.claim import all_claims
 from deepnets.config.project import read_project
-from deepnets.config.sweep import SWEEPS
+from deepnets.config.sweep import NO_KEY, SWEEPS
 from deepnets.results.claims import findings_of
 from deepnets.results.columns import axes_of_rows, choice_of, columns_of, frame_of, mixes_code, rows_by_versions
 from deepnets.results.read import Run, read_runs
@@ -150,7 +150,7 @@ def to_csv(tables: Sequence[Table]) -> str:
 
 def no_formula(text: str) -> str:
     """Return the text for a CSV file, with an apostrophe in front if a spreadsheet would take it for a formula."""
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t")) else text
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t")) and text != NO_KEY else text
 
 
 def to_markdown(tables: Sequence[Table]) -> str:

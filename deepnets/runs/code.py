@@ -8,10 +8,9 @@ import ast
 import hashlib
 import os
 import re
-import shutil
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.machinery import ModuleSpec
@@ -22,11 +21,11 @@ from pathlib import Path
 from deepnets.config.build import TARGETS, targets_in
 from deepnets.config.project import commit_of
 from deepnets.config.schema import CodeChoice, Config
-from deepnets.config.trust import chosen_code, execute_from, executed_from
+from deepnets.config.trust import chosen_code, execute_from, executed_from, is_trusted
 from deepnets.errors import UserError
 from deepnets.runs.contents import Code, Unreadable
 from deepnets.runs.folder import OtherCode, RunFolder, run_folders
-from deepnets.system.files import make_own_folder, read_text
+from deepnets.system.files import read_text, write_folder
 
 FOLDER = ".code"  # beside the rows of a sweep: a folder for each version of the code, named by its hash
 HASH = "[0-9a-f]{16}"  # the name of a version
@@ -51,7 +50,7 @@ def sources_of(config: Config) -> dict[str, Path | str]:
 
     If the configuration names a class of an installed package, the package is included, with its version.
     """
-    targets = {target for node in NODES for target in targets_in(getattr(config, node))} - TARGETS
+    targets = _own_targets(config)
     waiting = sorted({target.rpartition(".")[0] for target in targets})
     sources: dict[str, Path | str] = {}
     seen: set[str] = set()
@@ -73,6 +72,10 @@ def sources_of(config: Config) -> dict[str, Path | str]:
     return sources
 
 
+def _own_targets(config: Config) -> set[str]:
+    return {target for node in NODES for target in targets_in(getattr(config, node))} - TARGETS
+
+
 def store(folder: RunFolder, config: Config, code: Code) -> Path:
     """Copy the sources of `code` beside the rows of the run's sweep, if not done yet; returns the copy's folder."""
     copy = folder.grid / FOLDER / code.hash
@@ -85,31 +88,13 @@ def store(folder: RunFolder, config: Config, code: Code) -> Path:
             place = Path(*name.split("."))
             place = place / "__init__.py" if source.name == "__init__.py" else place.with_suffix(".py")
             contents[place] = _source(name, source).encode()
-    write_copy(copy, contents)
+    write_folder(copy, contents)
     return copy
 
 
 def is_stored(copy: Path) -> bool:
     """Return whether a version's copy is there; `clean` leaves an empty folder of one that no run names any more."""
     return copy.is_dir() and any(copy.iterdir())
-
-
-def write_copy(copy: Path, contents: Mapping[Path, bytes]) -> None:
-    """Write a new folder `copy` with these contents by path; it appears as a whole, and the first writer wins.
-
-    Raises:
-        OSError: the folder cannot be written, or the folder above it is a link.
-    """
-    make_own_folder(copy.parent)
-    new = copy.with_name(f"{copy.name}.{os.getpid()}.new")
-    shutil.rmtree(new, ignore_errors=True)
-    new.mkdir()
-    for place, content in contents.items():
-        (new / place).parent.mkdir(parents=True, exist_ok=True)
-        (new / place).write_bytes(content)
-    with suppress(OSError):  # another process was faster; the contents are the same
-        new.rename(copy)
-    shutil.rmtree(new, ignore_errors=True)
 
 
 def changed_files(folder: RunFolder, before: Code, now: Code) -> list[str]:
@@ -198,7 +183,7 @@ def copy_code(source: RunFolder, into: Path, noted: Code | None = None) -> None:
         stored = copy_of(source, code)
         if is_stored(stored) and not is_stored(into / FOLDER / code.hash):
             contents = {file.relative_to(stored): _read_in(stored, file).encode() for file in stored.rglob("*.py")}
-            write_copy(into / FOLDER / code.hash, contents)
+            write_folder(into / FOLDER / code.hash, contents)
 
 
 def by_change(folders: Iterable[RunFolder]) -> dict[str, list[RunFolder]]:
@@ -231,7 +216,9 @@ def code_to_execute(
     if before and not now and choice is None and (copied := modules_in(copy_of(folder, before))):
         files, copy = ", ".join(f"{name.replace('.', '/')}.py" for name in copied), RunFolder(copy_of(folder, before))
         frozen = option.replace("{}", CodeChoice.frozen)
-        raise UserError(f"{folder}: your code is not here ({files}); {frozen} executes its copy, {copy}")
+        untrusted = [target for target in sorted(_own_targets(config)) if not is_trusted(target)]
+        trust = f", and needs {' '.join(f'--trust {target}' for target in untrusted)} too" if untrusted else ""
+        raise UserError(f"{folder}: your code is not here ({files}); {frozen} executes its copy, {copy}{trust}")
     changed = changed_files(folder, before, now) if before and now else []
     if before and changed and choice in (None, CodeChoice.current) and before.hash in _stored:
         execute_copy(folder, before)

@@ -6,9 +6,10 @@ import math
 import os
 import re
 import secrets
+import shutil
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, Any
@@ -86,6 +87,24 @@ def make_own_folder(folder: Path) -> None:
     if folder.is_symlink():
         raise OSError(errno.ELOOP, "is a link, and is not followed; put a folder in its place", str(folder))
     folder.mkdir(parents=True, exist_ok=True)
+
+
+def write_folder(folder: Path, contents: Mapping[Path, bytes]) -> None:
+    """Write a new folder with these contents by path; it appears as a whole, and the first writer wins.
+
+    Raises:
+        OSError: the folder cannot be written, or the folder above it is a link.
+    """
+    make_own_folder(folder.parent)
+    new = folder.with_name(f"{folder.name}.{os.getpid()}.new")
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir()
+    for place, content in contents.items():
+        (new / place).parent.mkdir(parents=True, exist_ok=True)
+        (new / place).write_bytes(content)
+    with suppress(OSError):  # another process was faster; the contents are the same
+        new.rename(folder)
+    shutil.rmtree(new, ignore_errors=True)
 
 
 def cache_folder() -> Path:

@@ -151,6 +151,30 @@ sweep:
 """
 
 
+ONLY_UNION = """# @package _global_
+defaults: [override /dataset: digits]
+sweep:
+  union:
+    - {model: densenet40_12, model.growth: [4, 8], model.stem_width: [8, 4]}
+    - {model: digits_resnet, model.depth: 8}
+  zip: [[model.growth, model.stem_width]]
+  claims: [{claim: "densenet40_12,4,8 is lower than digits_resnet,-,None,8"}]
+"""
+
+
+def test_claims_of_a_sweep_with_a_union_alone_name_its_rows(tmp_path: Path) -> None:
+    (tmp_path / "sweep").mkdir()
+    (file := tmp_path / "sweep" / "alone.yaml").write_text(ONLY_UNION)
+    search = Search((f"file://{tmp_path}",))
+    names = names_at(file, "full", search)
+    assert names == ["densenet40_12,4,8,-", "densenet40_12,8,4,-", "digits_resnet,-,None,8"]  # its stem_width is null
+    assert names_at(file, "full") == ["densenet40_12,4,8,*", "densenet40_12,8,4,*", "digits_resnet,*,*,8"]
+    with pytest.raises(UserError, match="no row densenet40_12,4,8; the nearest: densenet40_12,4,8,-"):
+        check_claims(file, search)
+    file.write_text(ONLY_UNION.replace("[override", "[digits_shortcuts, override"))
+    assert names_at(file, "full", search) == []  # the other sweep has rows too
+
+
 def test_networks_of_a_union_have_keys_that_others_lack(tmp_path: Path) -> None:
     (tmp_path / "sweep").mkdir()
     (file := tmp_path / "sweep" / "networks.yaml").write_text(NETWORKS)

@@ -246,7 +246,9 @@ def test_where_the_code_is_missing_its_copy_is_offered(project: Path, tmp_path: 
     copy = store(folder, config, noted)
     sys.path.remove(str(project))
     missing = rf"your code is not here \(own_scales.py, own_shortcuts.py\); --code frozen executes its copy, {copy}"
-    with pytest.raises(UserError, match=missing):
+    with pytest.raises(UserError, match=f"{missing}, and needs --trust own_shortcuts.Scaled too$"):
+        code_to_execute(folder, config)
+    with trusting("own_shortcuts.Scaled"), pytest.raises(UserError, match=f"{missing}$"):
         code_to_execute(folder, config)
     shutil.rmtree(copy)
     assert code_to_execute(folder, config) is None  # building the network says what is missing

@@ -11,9 +11,10 @@ from deepnets.errors import UserError
 from deepnets.launch.grid import launch
 from deepnets.run import load_run
 from deepnets.runs import folder as run_folder
-from deepnets.runs.code import is_stored, replaced_versions, write_copy
+from deepnets.runs.code import is_stored, replaced_versions
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.naming import folder_of
+from deepnets.system.files import write_folder
 from tests.command import row
 
 RUN = ["model.depth=8", "model.widths=[4,4,4]", "epochs=1"]
@@ -101,13 +102,13 @@ def test_only_copies_of_code_below_the_named_folders_go(root: Path, tmp_path: Pa
 
 def test_reports_know_of_a_version_whose_copy_is_removed(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     version = "0" * 16
-    write_copy(root / "runs" / ".code" / version, {Path("shortcuts.py"): b"scale = 1.0\n"})
+    write_folder(root / "runs" / ".code" / version, {Path("shortcuts.py"): b"scale = 1.0\n"})
     assert clean([root], remove=True, keep_weights=False) == 0
     assert replaced_versions(root / "runs") == [version]
     capsys.readouterr()
     assert clean([root], remove=False, keep_weights=False) == 0
     assert "copies of code" not in capsys.readouterr().out
-    write_copy(root / "runs" / ".code" / version, {Path("shortcuts.py"): b"scale = 1.0\n"})  # as if trained again
+    write_folder(root / "runs" / ".code" / version, {Path("shortcuts.py"): b"scale = 1.0\n"})  # as if trained again
     assert is_stored(root / "runs" / ".code" / version)
 
 
