@@ -65,6 +65,10 @@ class Claim:
         """Eight hexadecimal digits, which depend on `text` but not on `place` and `above`."""
         return _hash(self.text)
 
+    def concerns(self, row: str) -> bool:
+        """Return whether a row of the claim's sweep is one of its rows, or has one of its values of an axis."""
+        return not {row, *row.split(",")}.isdisjoint((self.first, self.second))
+
 
 @dataclass(frozen=True)
 class Registered:
@@ -98,6 +102,10 @@ class Registered:
     def hash(self) -> str:
         """Eight hexadecimal digits, which depend on all but `place` and `test`, so that a test may be added later."""
         return _hash(json.dumps([self.sentence, list(self.rows), self.quantity, self.margin]))
+
+    def concerns(self, row: str) -> bool:
+        """Return whether a row of the claim's sweep is one of its rows, or has one of its values of an axis."""
+        return not {row, *row.split(",")}.isdisjoint(self.rows)
 
 
 def claims_of(sweep: Any) -> list[Claim]:

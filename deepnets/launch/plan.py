@@ -104,8 +104,9 @@ def show_plan(rows: list[Row]) -> int:
     if told := beside_other_code(new_code, queued, is_told=bool(changes or kept)):
         print_line(told)
     new = {run.folder for run in planned if run.state == "new"}
-    pairs = [pair for pair in zip(rows, folders, strict=True) if pair[1] in new]
-    for line in filter(None, (beside_other_settings(pairs), before_claims(pairs))):
+    pairs = list(zip(rows, folders, strict=True))
+    told = beside_other_settings([pair for pair in pairs if pair[1] in new])
+    for line in filter(None, (told, before_claims(pairs, new))):
         print_line(line)
     print_twins(twins, "" if first.reuse else "; reuse=true copies them")
     return 1 if any(run.problem for run in planned) else 0

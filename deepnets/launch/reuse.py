@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from deepnets.config.claim import claims_on_file
+from deepnets.config.claim import all_claims, claims_on_file
 from deepnets.config.identity import difference, flat, identity, identity_hash
 from deepnets.config.project import home
 from deepnets.config.schema import CodeChoice, Config, Row
@@ -148,20 +148,43 @@ def claims_known(row: Row, folder: RunFolder) -> list[str]:
     with suppress(Unreadable):  # a run that is overwritten may itself have overwritten another, whose claims it knew
         seen += [origin.claims] if (origin := Origin.read(folder.path)) else []
     on_file = [claim for sweeps in folders for claim in claims_on_file(sweeps)]
-    # Older runs noted bare hashes, without the sweep.
-    return [claim for claim in on_file if all({claim, claim.rpartition("/")[2]} & {*claims} for claims in seen)]
+    return [claim for claim in on_file if all(_holds(claims, claim) for claims in seen)]
 
 
-def before_claims(pairs: Sequence[tuple[Row, RunFolder]]) -> str | None:
-    """Return a line if seeds of these runs began before claims in their sweep's file; it says where, and how many."""
-    repeated = {folder: where for row, folder in pairs if (where := _first_set_up(row, folder))}
-    if not repeated:
+def before_claims(pairs: Sequence[tuple[Row, RunFolder]], new: Collection[RunFolder]) -> str | None:
+    """Return a line if claims in the sweep's file name rows of these runs, but were written down after the runs began.
+
+    `new` are the runs that this command sets up; without any, there is nothing to say.
+    """
+    late, elsewhere = dict[RunFolder, list[str]](), list[str]()
+    for row, folder in pairs if new and PILOT not in pairs[0][0].overrides else ():
+        file, name = file_of_sweep(row), folder.path.parent.name
+        claims = [claim for sweep, claim in all_claims(file.parent) if sweep == file.stem and claim.concerns(name)]
+        noted = claims_known(row, folder) if folder in new else _noted_claims(folder)
+        own = {f"{file.stem}/{claim.hash}": claim.text for claim in claims}
+        if lacking := [key for key in own if not _holds(noted, key)]:
+            late[folder] = [own[key] for key in lacking]
+            others = [run for run, known in _equal_runs(row) if not all(_holds(known, key) for key in lacking)]
+            elsewhere += [str(run) for run in others if run.path.resolve() != folder.path.resolve()][:1]
+    if not late:
         return None
-    rows, places = listed(run.path.parent.name for run in repeated), listed(map(str, repeated.values()))
+    rows, texts = listed(run.path.parent.name for run in late), listed(text for each in late.values() for text in each)
+    where = f"; they are in {listed(elsewhere)}, and reuse=true copies such seeds where it can" if elsewhere else ""
     return (
-        f"seeds of {rows} were first set up (in {places}) before claims of this sweep were written down: "
-        f"{len(repeated)} of these runs count only for older claims; reuse=true copies such seeds where it can"
+        f"{len(late)} of these runs were first set up before claims about their rows were written down, and count only "
+        f"for older claims: rows {rows}; claims {texts}{where}"
     )
+
+
+def _noted_claims(folder: RunFolder) -> list[str]:
+    with suppress(Unreadable):
+        return result.claims if (result := folder.completed) else folder.origin.claims
+    return []
+
+
+def _holds(noted: Collection[str], claim: str) -> bool:
+    """Return whether a run notes a claim, SWEEP/HASH; older runs noted bare hashes, without the sweep."""
+    return claim in noted or claim.rpartition("/")[2] in noted
 
 
 def beside_other_settings(pairs: Sequence[tuple[Row, RunFolder]]) -> str | None:
@@ -340,16 +363,6 @@ def _unlike_all(config: Config, seeds: Sequence[RunFolder]) -> OtherSettings | N
                 return None
             first = first or OtherSettings(seed, differing)
     return first
-
-
-def _first_set_up(row: Row, folder: RunFolder) -> RunFolder | None:
-    """Return where the run's seed began before the claims in its sweep's file; None if it counts for all of these."""
-    file = file_of_sweep(row)
-    own = {claim for claim in claims_on_file(file.parent) if claim.startswith(f"{file.stem}/")}
-    if PILOT in row.overrides or own <= {*claims_known(row, folder)}:
-        return None
-    others = [run for run, claims in _equal_runs(row) if not own <= {*claims}]
-    return next((run for run in others if run.path.resolve() != folder.path.resolve()), folder)
 
 
 def _equal_runs(row: Row) -> list[tuple[RunFolder, list[str]]]:

@@ -254,15 +254,24 @@ def test_a_command_says_which_of_its_seeds_count_for_no_claim(lab: list[str], tm
     assert train(*before, "seed=0,1", cwd=tmp_path).returncode == 0
     file.rename(tmp_path / "conf" / "sweep" / "small.yaml")
     told = (
-        r"seeds of identity, none, projection were first set up \(in \S*outputs/silent/identity/seed{0}, "
-        r"\S*silent/none/seed{0}, \S*silent/projection/seed{0}\) before claims of this sweep were written down: "
-        r"3 of these runs count only for older claims"
+        r"2 of these runs were first set up before claims about their rows were written down, and count only for older "
+        r"claims: rows identity, none; claims identity is lower than none, identity is lower than scaled_0.5_1; they "
+        r"are in \S*outputs/silent/identity/seed{0}, \S*silent/none/seed{0}, and reuse=true copies such seeds where it can"
     )
     assert "first set up" not in train(*lab, "seed=2", cwd=tmp_path).stdout
     for seed, word in ((0, "plan=true"), (0, "reuse=false"), (1, "reuse=true"), (1, "overwrite=true")):
         assert re.search(told.format(seed), train(*lab, f"seed={seed}", word, cwd=tmp_path).stdout)
     reported = call("report.py", str(tmp_path / "outputs" / "small")).stdout
     assert "undecided: identity is lower than none; the next look lacks seeds 3 4 (" in reported
+
+    # A claim about a row that has ended and about a new one.
+    file = tmp_path / "conf" / "sweep" / "small.yaml"
+    file.write_text(
+        file.read_text().replace("claims:", "claims:\n    - {claim: projection is lower than scaled_0.5_1}")
+    )
+    told = train(*lab, "seed=2", "model/shortcut=none,projection,scaled_0.5_1", cwd=tmp_path).stdout
+    assert "1 of these runs were first set up before claims about their rows were written down" in told
+    assert "older claims: rows projection; claims projection is lower than scaled_0.5_1\n" in told
 
 
 @pytest.mark.slow
