@@ -83,7 +83,7 @@ def report(
     comparisons = [comparison_sheets(table) for table in tables]  # made once, because testing every pair takes long
     changes: list[str] = []
     for table, sheets in zip(tables, comparisons, strict=True):
-        _print_table(console, table, sheets if full else None)
+        _print_table(console, table, sheets, full)
         ended = [run.folder for column in table.columns for run in column.runs if run.has_ended and run.code]
         is_mixed = any(mixes_code(runs) for column in table.columns for runs in column.rows.values())
         changes += [f"{table.name}: {line}" for line in (*_of_earlier_code(ended, is_mixed), *_looked_at_before(table))]
@@ -102,7 +102,7 @@ def report(
     if not output:
         make_own_folder(folder)
     pictures = pictures_of(tables, logarithmic)
-    pairs = [sheet.cut(MOST_ON_PAGE) for sheets in comparisons for sheet in sheets]
+    pairs = [sheet.cut(MOST_ON_PAGE) for sheets in comparisons for sheet, _ in sheets]
     titles = [table.title(index) for table in tables for index in range(len(table.columns))]
     title = " and ".join(dict.fromkeys(titles if len(titles) <= MOST_TITLES else [table.name for table in tables]))
     warnings = [f"{table.name}: {warning}" for table in tables for warning in table.warnings] + changes
@@ -213,12 +213,12 @@ def command_sheet(runs: Sequence[Run]) -> Sheet:
     return Sheet("Commands", ("row", "its first run alone"), tuple(lines), note="\n".join(notes))
 
 
-def _print_table(console: Console, table: Table, comparisons: Sequence[Sheet] | None) -> None:
-    """Print the results and the answers about claims; with `comparisons`, print rules and sheets instead of answers."""
+def _print_table(console: Console, table: Table, comparisons: Sequence[tuple[Sheet, str]], full: bool) -> None:
+    """Print the results and the answers about claims; with `full`, print rules and sheets instead of answers."""
     for sheet in _results(table):
         print_sheet(console, sheet)
-    if comparisons is None:
-        for line in claim_answers(table, MOST_ANSWERS):
+    if not full:
+        for line in [*filter(None, (lowest for _, lowest in comparisons)), *claim_answers(table, MOST_ANSWERS)]:
             console.print(as_text(line), soft_wrap=True)
     else:
         for note in table.notes:
@@ -228,7 +228,7 @@ def _print_table(console: Console, table: Table, comparisons: Sequence[Sheet] | 
     for warning in table.warnings:
         console.print(as_text(f"warning: {warning}", style="yellow"), soft_wrap=True)
     console.print()
-    for sheet in comparisons or ():
+    for sheet, _ in comparisons if full else ():
         print_sheet(console, sheet.cut(MOST_COMPARISONS, "on the page"))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from deepnets.config.sweep import SWEEPS, matching, names_at
-from deepnets.errors import UserError
+from deepnets.errors import UserError, listed
 from deepnets.results.cell import FAIL_ABOVE, TRIAL, Cell, Net, is_search, nets_of, search_note
 from deepnets.results.columns import FULL, Column, axes_of_rows, choice_of, columns_of, frame_of, is_number, warnings_of
 from deepnets.results.published import FAIL, VERDICT_RULE, Published, PublishedRow, published_of
@@ -195,14 +195,34 @@ def overview_sheet(table: Table) -> Sheet | None:
     return Sheet(title, header, tuple(lines), frozenset(header[1:]))
 
 
-def comparison_sheets(table: Table) -> list[Sheet]:
-    """Compare every pair of rows, column by column."""
+def comparison_sheets(table: Table) -> list[tuple[Sheet, str]]:
+    """Compare every pair of rows, column by column; each sheet comes with a line about the row of the lowest mean."""
     sheets = []
     for index in range(len(table.columns)):
         errors = [errors_of(row, cell.runs) for row, cell in table.column(index).items() if cell.errors]
         if len(errors) > 1:
-            sheets.append(comparison_sheet(f"{table.title(index)}: do rows differ?", compare_rows(errors)))
+            title, comparisons = table.title(index), compare_rows(errors)
+            lowest = _about_lowest(comparisons)
+            line = f"{title}: {lowest}" if lowest and len(table.columns) > 1 else lowest
+            sheets.append((comparison_sheet(f"{title}: do rows differ?", comparisons), line))
     return sheets
+
+
+def _about_lowest(comparisons: Sequence[Comparison]) -> str:
+    """Say which row has the lowest mean of those that could be tested, and which rows are not shown to differ from it.
+
+    Empty if no pair could be tested.
+    """
+    tested = [pair for pair in comparisons if not pair.why_not]
+    higher = {pair.second if pair.difference < 0 else pair.first for pair in tested}
+    lowest = next((row for pair in tested for row in (pair.first, pair.second) if row not in higher), None)
+    if lowest is None:
+        return ""
+    pairs = sorted((pair for pair in tested if lowest in (pair.first, pair.second)), key=lambda x: abs(x.difference))
+    like = [pair.second if pair.first == lowest else pair.first for pair in pairs if pair.p_corrected > 1 - CONFIDENCE]
+    if not like:
+        return f"lowest mean: {lowest}; all other rows with enough seeds are higher (Welch, Holm)"
+    return f"lowest mean: {lowest}; no difference is shown from {listed(like)} (Welch, Holm)"
 
 
 def errors_of(row: str, runs: Sequence[Run]) -> Errors:

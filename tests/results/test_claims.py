@@ -286,7 +286,7 @@ def test_claims_of_a_sweep_file_are_tested_on_its_runs(trained: Trained, table: 
     assert sibling.difference == below.difference
     assert below.image_noise is not None
     assert below.image_noise > 0
-    (sheet,) = comparison_sheets(table)
+    ((sheet, _),) = comparison_sheets(table)
     pair_line = next(line for line in sheet.lines if {line[0], line[8]} == {"identity", "none"})
     assert pair_line[4] == percent(below.image_noise)
     train = [[result["train_error"] for result in trained.results(row)] for row in ("identity", "none")]

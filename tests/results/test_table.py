@@ -15,7 +15,8 @@ from deepnets.results.export import load_results
 from deepnets.results.published import PublishedRow
 from deepnets.results.read import Run, read_runs
 from deepnets.results.report import environment_sheet
-from deepnets.results.table import Table, overview_sheet, result_sheets, tables_of
+from deepnets.results.statistics import Errors, compare_rows
+from deepnets.results.table import Table, _about_lowest, overview_sheet, result_sheets, tables_of
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.status import State
 from deepnets.system.printing import MINUS, short_commit
@@ -393,3 +394,15 @@ def test_hours_count_threads_or_gpus_of_all_runs(trained: Trained, table: Table)
     gpus = {**run.result, "device_type": "cuda", "processes": {"0": 1, "40": 4}, "seconds": 1800.0}
     cell = Cell((Run(run.folder, run.config, {}, gpus, run.state),), PublishedRow(), True, math.inf)
     assert (cell.hours("cuda"), cell.facts()["GPU-hours"], cell.facts()["core-hours"]) == (2.0, "2", "")
+
+
+def test_the_lowest_mean_is_named_with_the_rows_that_may_be_as_low() -> None:
+    low, near, high = ("a", (10.0, 11.0, 12.0)), ("b", (10.5, 11.5, 12.5)), ("c", (80.0, 81.0, 82.0))
+    alone = ("d", (1.0,))  # one seed, of which nothing is known
+
+    def said(*rows: tuple[str, tuple[float, ...]]) -> str:
+        return _about_lowest(compare_rows([Errors(name, values) for name, values in rows]))
+
+    assert said(high, near, low, alone) == "lowest mean: a; no difference is shown from b (Welch, Holm)"
+    assert said(high, low) == "lowest mean: a; all other rows with enough seeds are higher (Welch, Holm)"
+    assert said(low, alone) == ""

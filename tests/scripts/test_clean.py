@@ -53,6 +53,7 @@ def test_checkpoints_of_finished_runs_go_and_nobody_misses_them(
     (copies / ("0" * 16) / "shortcuts.py").touch()
     (folders[1].path / "result.json").rename(root / "kept")  # it has not finished: its checkpoints stay
     assert clean([root], remove=True, keep_weights=keep_weights) == 0
+    assert ("; the weights kept take " in capsys.readouterr().out) == keep_weights
     assert not list(folders[0].path.glob("checkpoint*"))
     assert list(folders[1].path.glob("checkpoint.pt"))
     assert not list(copies.glob("*/*"))

@@ -256,7 +256,7 @@ def test_a_command_says_which_of_its_seeds_count_for_no_claim(lab: list[str], tm
     told = (
         r"2 of these runs were first set up before claims about their rows were written down, and count only for older "
         r"claims: rows identity, none; claims identity is lower than none, identity is lower than scaled_0.5_1; they "
-        r"are in \S*outputs/silent/identity/seed{0}, \S*silent/none/seed{0}, and reuse=true copies such seeds where it can"
+        r"are in \S*outputs/silent/identity/seed{0}, \S*silent/none/seed{0}, and reuse=true copies such seeds where"
     )
     assert "first set up" not in train(*lab, "seed=2", cwd=tmp_path).stdout
     for seed, word in ((0, "plan=true"), (0, "reuse=false"), (1, "reuse=true"), (1, "overwrite=true")):
