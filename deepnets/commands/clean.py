@@ -73,12 +73,12 @@ def clean(paths: Sequence[Path], *, remove: bool, keep_weights: bool) -> int:
         without = ", and --keep-weights to keep weights as safetensors: without them no network can be loaded"
         print_line(line + ("; weights stay, as safetensors" if keep_weights else without))
         return 0
-    without = [folder.path / WEIGHTS for folder in folders if not (folder.path / WEIGHTS).exists()]
+    unwritten = [folder.path / WEIGHTS for folder in folders if not (folder.path / WEIGHTS).exists()]
     errors = [error for each in removables if (error := _remove(each, keep_weights))]
     for error in errors:
         print_line(f"kept: {error}")
     removed = total - sum(each.size for each in removables)
-    written = sum(map(_size, without))
+    written = sum(map(_size, unwritten))
     print_line(f"removed {in_bytes(removed)}" + (f"; the weights kept take {in_bytes(written)}" if written else ""))
     return 1 if errors else 0
 

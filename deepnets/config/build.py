@@ -188,7 +188,7 @@ def takes(settings: Any, key: str, value: Any) -> bool:
         target = settings.get("_target_") if isinstance(settings, dict) else None
         is_own = isinstance(target, str) and target not in TARGETS
         annotations = signature_of(target)[1] if target in TARGETS else {}
-    if is_own and settings.get(last) is not None:
+    if is_own and settings.get(last) is not None and "${" not in str(settings[last]):
         return isinstance(settings[last], list) == isinstance(value, list)
     try:
         _adapter(annotations.get(last, Any)).validate_python(value, strict=True)

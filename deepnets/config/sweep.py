@@ -175,8 +175,10 @@ def names_at(file: Path, scale: str, search: Search | None = None) -> list[str]:
     """
     node = sweep_of(file)
     rows, params = (value_at_scale(file, key, scale) or {} for key in ("sweep.rows", "hydra.sweeper.params"))
+    if union := value_at_scale(file, "sweep.union", scale):
+        node = node | {"union": union}
     others = [name for name in _content(file).get("defaults") or [] if isinstance(name, str) and name != "_self_"]
-    if not rows and not params and (others or not node.get("union")):
+    if not rows and not params and (others or not union):
         return []
     rules = Sweep(axes=axes_of(node), **{name: node[name] for name in ("zip", "exclude", "union") if name in node})
     grid = rows_of(params_of(rows, None, params | {"seed": 0}), rules, [])

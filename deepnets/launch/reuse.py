@@ -162,24 +162,27 @@ def before_claims(pairs: Sequence[tuple[Row, RunFolder]], new: Collection[RunFol
         claims = [claim for sweep, claim in all_claims(file.parent) if sweep == file.stem and claim.concerns(name)]
         noted = claims_known(row, folder) if folder in new else _noted_claims(folder)
         own = {f"{file.stem}/{claim.hash}": claim.text for claim in claims}
-        if lacking := [key for key in own if not _holds(noted, key)]:
+        if noted is not None and (lacking := [key for key in own if not _holds(noted, key)]):
             late[folder] = [own[key] for key in lacking]
-            others = [run for run, known in _equal_runs(row) if not all(_holds(known, key) for key in lacking)]
+            equal = _equal_runs(row) if folder in new else []
+            others = [run for run, known in equal if not all(_holds(known, key) for key in lacking)]
             elsewhere += [str(run) for run in others if run.path.resolve() != folder.path.resolve()][:1]
     if not late:
         return None
     rows, texts = listed(run.path.parent.name for run in late), listed(text for each in late.values() for text in each)
-    where = f"; they are in {listed(elsewhere)}, and reuse=true copies such seeds where it can" if elsewhere else ""
+    where = f"; first set up in {listed(elsewhere)}: reuse=true copies such seeds where it can" if elsewhere else ""
     return (
-        f"{len(late)} of these runs were first set up before claims about their rows were written down, and count only "
-        f"for older claims: rows {rows}; claims {texts}{where}"
+        f"runs first set up before claims about their rows were written down, which count only for older claims: "
+        f"{len(late)}, of {rows}; claims: {texts}{where}"
     )
 
 
-def _noted_claims(folder: RunFolder) -> list[str]:
+def _noted_claims(folder: RunFolder) -> list[str] | None:
+    """Return the claims that a run notes; None if it has not begun, cannot be read, or is a pilot, which notes none."""
     with suppress(Unreadable):
-        return result.claims if (result := folder.completed) else folder.origin.claims
-    return []
+        if (folder.has_begun or folder.is_complete) and PILOT not in folder.origin.overrides:
+            return result.claims if (result := folder.completed) else folder.origin.claims
+    return None
 
 
 def _holds(noted: Collection[str], claim: str) -> bool:
@@ -241,12 +244,12 @@ def use_chosen_code(
     """Let this process import the chosen version of the user's modules; `begun` is as in `begun_runs`.
 
     Returns, with code=frozen, the version for each run that this command sets up, or why it cannot be taken. Why an
-    unfinished run cannot take its version, its check says. It prints which runs take a version that is not today's: a
-    row of which no seed has begun takes the version of the command's other rows if it would need another one.
+    unfinished run cannot take its version, its check says. It prints which runs take a version that is not today's. A
+    row of which no seed has begun takes the version of the command's other rows, if they have one.
     """
     choose_code(rows[0].config.code)
     chosen: dict[RunFolder, Code | UserError] = {}
-    versions: dict[str, Code] = {}  # that this process executes
+    versions, finished = dict[str, Code](), dict[str, tuple[RunFolder, Code]]()  # `versions` are executed here
     taken, lacking = dict[str, list[RunFolder]](), dict[RunFolder, Config]()
     pairs = list(zip(rows, folders, strict=True)) if rows[0].config.code == CodeChoice.frozen else []
     todays = _codes_of(pairs)  # before the first copy stands in for today's modules
@@ -256,9 +259,11 @@ def use_chosen_code(
             if is_new and (used := kept_code(folder, row.config)):
                 execute_copy(*used)
                 chosen[folder] = used[1]
-            elif is_new and code_of(row.config):
+            elif is_new:
                 lacking[folder] = row.config
-            elif not folder.is_complete and (code := noted_code(folder)):
+            elif (code := noted_code(folder)) and folder.is_complete:
+                finished.setdefault(code.hash, (folder, code))
+            elif code:
                 used = folder, code
                 execute_copy(*used)
             today = todays.get(folder)
@@ -268,25 +273,34 @@ def use_chosen_code(
         except UserError as error:
             if is_new:
                 chosen[folder] = error
-    joining = []
+    if not versions and len(finished) == 1:
+        run, code = next(iter(finished.values()))
+        like = [each for folder in lacking if (each := todays.get(folder)) and each.modules.keys() <= {*code.modules}]
+        if any(changed_files(run, code, each) for each in like):
+            execute_copy(run, code)
+            versions[code.hash] = code
+    joining, without = [], []
     for folder, config in lacking.items():
+        if not (today := code_of(config)):  # none of the user's
+            continue
         try:
             check_is_todays(folder, config)
+            without.append(folder.path.parent.name)
         except UserError:
-            code = code_of(config)
-            assert code
-            chosen[folder] = versions.get(code.hash, code)
+            chosen[folder] = versions.get(today.hash, today)
             joining.append(folder.path.parent.name)
     for what, runs in taken.items():
         count, where = f"{len(runs)} run{'s' * (len(runs) > 1)}", listed(run.path.parent.name for run in runs)
         print_line(f"code=frozen: {count} will use your code as it was {what}; rows {where})")
     if joining:
         print_line(
-            f"code=frozen: no seed of {listed(joining)} has begun; they will use that code too, since one command can "
-            "use one version; to train them with today's, leave code=frozen out and name these rows alone"
+            f"code=frozen: no seed of {listed(joining)} has begun, so the code of other rows is used "
+            f"({', '.join(versions)}); for today's, leave code=frozen out and choose only rows that have not begun"
         )
-    if names := [folder.path.parent.name for folder in lacking if folder not in chosen]:
-        print_line(f"code=frozen: no seed of {listed(names)} has begun, so there is no earlier code of theirs to take")
+    if without:
+        print_line(
+            f"code=frozen: no seed of {listed(without)} has begun, so there is no earlier code of theirs to take"
+        )
     return chosen
 
 

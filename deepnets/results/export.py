@@ -17,7 +17,7 @@ from deepnets.results.claims import findings_of
 from deepnets.results.columns import axes_of_rows, choice_of, columns_of, frame_of, mixes_code, rows_by_versions
 from deepnets.results.read import Run, read_runs
 from deepnets.results.table import Table, result_sheets, tables_of
-from deepnets.system.printing import Sheet, latex_table, markdown_table, markdown_text, setting_text
+from deepnets.system.printing import NOTHING, Sheet, latex_table, markdown_table, markdown_text, setting_text
 
 NAMES = ["sweep", "row", "seed", "folder"]
 CLAIM = ["sweep", "column", "claim", "place", "first", "second", "seeds", "outcome", "difference"]
@@ -185,7 +185,7 @@ def _with_axes(table: Table, sheet: Sheet) -> Sheet:
     if table.trials or not {*rows} <= runs.keys():
         return sheet
     axes = axes_of_rows(runs[row] for row in rows)
-    choices = {axis: [setting_text(choice_of(runs[row], axis)) for row in rows] for axis in axes}
+    choices = {axis: [_cell(choice_of(runs[row], axis)) for row in rows] for axis in axes}
     differing = {axis: values for axis, values in choices.items() if len({*values}) > 1}
     if not differing:
         return sheet
@@ -199,6 +199,10 @@ def _with_axes(table: Table, sheet: Sheet) -> Sheet:
         lines=tuple((*name, *line[1:]) for name, line in zip(names, sheet.lines, strict=True)),
         note=f"{sheet.note} All rows: {shared}." if shared else sheet.note,
     )
+
+
+def _cell(choice: Any) -> str:
+    return NOTHING if choice is None else setting_text(choice)
 
 
 def _entries(run: Run) -> dict[str, Any]:

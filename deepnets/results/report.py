@@ -229,7 +229,8 @@ def _print_table(console: Console, table: Table, comparisons: Sequence[tuple[She
         console.print(as_text(f"warning: {warning}", style="yellow"), soft_wrap=True)
     console.print()
     for sheet, _ in comparisons if full else ():
-        print_sheet(console, sheet.cut(MOST_COMPARISONS, "on the page"))
+        elsewhere = "on the page" if len(sheet.lines) <= MOST_ON_PAGE else "not shown here"
+        print_sheet(console, sheet.cut(MOST_COMPARISONS, elsewhere))
 
 
 def _results(table: Table) -> list[Sheet]:

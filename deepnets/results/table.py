@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pandas as pd
@@ -19,6 +20,7 @@ from deepnets.results.published import FAIL, VERDICT_RULE, Published, PublishedR
 from deepnets.results.read import Run
 from deepnets.results.statistics import (
     CONFIDENCE,
+    FEWEST_SEEDS,
     TEST_SET_NOTE,
     Comparison,
     Errors,
@@ -202,27 +204,32 @@ def comparison_sheets(table: Table) -> list[tuple[Sheet, str]]:
         errors = [errors_of(row, cell.runs) for row, cell in table.column(index).items() if cell.errors]
         if len(errors) > 1:
             title, comparisons = table.title(index), compare_rows(errors)
-            lowest = _about_lowest(comparisons)
+            lowest = _about_lowest(errors, comparisons)
             line = f"{title}: {lowest}" if lowest and len(table.columns) > 1 else lowest
             sheets.append((comparison_sheet(f"{title}: do rows differ?", comparisons), line))
     return sheets
 
 
-def _about_lowest(comparisons: Sequence[Comparison]) -> str:
-    """Say which row has the lowest mean of those that could be tested, and which rows are not shown to differ from it.
+def _about_lowest(rows: Sequence[Errors], comparisons: Sequence[Comparison]) -> str:
+    """Say which row has the lowest mean of those with enough seeds, and which rows are not shown to differ from it.
 
     Empty if no pair could be tested.
     """
-    tested = [pair for pair in comparisons if not pair.why_not]
-    higher = {pair.second if pair.difference < 0 else pair.first for pair in tested}
-    lowest = next((row for pair in tested for row in (pair.first, pair.second) if row not in higher), None)
-    if lowest is None:
+    means = {
+        row.row: fmean(row.values)
+        for row in rows
+        if len(row.values) >= FEWEST_SEEDS and all(map(math.isfinite, row.values))
+    }
+    if not means or all(pair.why_not for pair in comparisons):
         return ""
-    pairs = sorted((pair for pair in tested if lowest in (pair.first, pair.second)), key=lambda x: abs(x.difference))
-    like = [pair.second if pair.first == lowest else pair.first for pair in pairs if pair.p_corrected > 1 - CONFIDENCE]
+    lowest = min(means, key=lambda row: means[row])
+    pairs = [pair for pair in comparisons if lowest in (pair.first, pair.second)]
+    higher = {row for x in pairs if not x.why_not and x.p_corrected <= 1 - CONFIDENCE for row in (x.first, x.second)}
+    like = sorted(means.keys() - higher - {lowest}, key=lambda row: means[row])
+    which = f"lowest mean of {FEWEST_SEEDS} seeds or more: {lowest}"
     if not like:
-        return f"lowest mean: {lowest}; all other rows with enough seeds are higher (Welch, Holm)"
-    return f"lowest mean: {lowest}; no difference is shown from {listed(like)} (Welch, Holm)"
+        return f"{which}; every other such row is higher (Welch, Holm)"
+    return f"{which}; no difference is shown from {listed(like)} (Welch, Holm)"
 
 
 def errors_of(row: str, runs: Sequence[Run]) -> Errors:

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from deepnets.config.build import TARGETS, targets_in
 from deepnets.config.project import commit_of
-from deepnets.config.schema import CodeChoice, Config
-from deepnets.config.trust import chosen_code, execute_from, executed_from, is_trusted
+from deepnets.config.schema import CodeChoice, Config, Search
+from deepnets.config.trust import chosen_code, execute_from, executed_from, is_trusted, trusted_search
 from deepnets.errors import UserError
 from deepnets.runs.contents import Code, Unreadable
 from deepnets.runs.folder import OtherCode, RunFolder, run_folders
@@ -216,7 +216,10 @@ def code_to_execute(
     if before and not now and choice is None and (copied := modules_in(copy_of(folder, before))):
         files, copy = ", ".join(f"{name.replace('.', '/')}.py" for name in copied), RunFolder(copy_of(folder, before))
         frozen = option.replace("{}", CodeChoice.frozen)
-        untrusted = [target for target in sorted(_own_targets(config)) if not is_trusted(target)]
+        targets = (
+            [] if trusted_search() != Search() else sorted(_own_targets(config))
+        )  # a project's classes are trusted
+        untrusted = [target for target in targets if not is_trusted(target)]
         trust = f", and needs {' '.join(f'--trust {target}' for target in untrusted)} too" if untrusted else ""
         raise UserError(f"{folder}: your code is not here ({files}); {frozen} executes its copy, {copy}{trust}")
     changed = changed_files(folder, before, now) if before and now else []

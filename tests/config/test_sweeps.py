@@ -171,6 +171,10 @@ def test_claims_of_a_sweep_with_a_union_alone_name_its_rows(tmp_path: Path) -> N
     assert names_at(file, "full") == ["densenet40_12,4,8,*", "densenet40_12,8,4,*", "digits_resnet,*,*,8"]
     with pytest.raises(UserError, match="no row densenet40_12,4,8; the nearest: densenet40_12,4,8,-"):
         check_claims(file, search)
+    scaled = "${at_scale:[4,8],[4]}", "${at_scale:[8,4],[8]}"
+    file.write_text(ONLY_UNION.replace("[4, 8]", f'"{scaled[0]}"').replace("[8, 4]", f'"{scaled[1]}"'))
+    assert names_at(file, "full", search) == names
+    assert names_at(file, "mini", search)[:2] == [names[0], names[-1]]
     file.write_text(ONLY_UNION.replace("[override", "[digits_shortcuts, override"))
     assert names_at(file, "full", search) == []  # the other sweep has rows too
 

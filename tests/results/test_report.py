@@ -185,9 +185,9 @@ def test_many_pairs_are_tested_once_and_counted_where_they_are_cut(
     report([tmp_path / "table"], tmp_path, {}, False)
     said = capsys.readouterr().out
     assert "Welch's" not in said
-    assert "lowest mean: row0; no difference is shown from row1" in said
+    assert "lowest mean of 3 seeds or more: row0; no difference is shown from row1" in said
     report([tmp_path / "table"], tmp_path, {}, False, full=True)
-    assert "315 more lines on the page. Welch's t test" in capsys.readouterr().out
+    assert "315 more lines not shown here. Welch's t test" in capsys.readouterr().out
     page = (tmp_path / "report.html").read_text()
     assert "25 more lines not shown here. Welch" in page
 

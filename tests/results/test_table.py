@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -400,9 +401,15 @@ def test_the_lowest_mean_is_named_with_the_rows_that_may_be_as_low() -> None:
     low, near, high = ("a", (10.0, 11.0, 12.0)), ("b", (10.5, 11.5, 12.5)), ("c", (80.0, 81.0, 82.0))
     alone = ("d", (1.0,))  # one seed, of which nothing is known
 
-    def said(*rows: tuple[str, tuple[float, ...]]) -> str:
-        return _about_lowest(compare_rows([Errors(name, values) for name, values in rows]))
+    def said(*rows: tuple[str, tuple[float, ...]], weights: Sequence[str] = ()) -> str:
+        errors = [Errors(name, values, weights=tuple(weights)) for name, values in rows]
+        return _about_lowest(errors, compare_rows(errors))
 
-    assert said(high, near, low, alone) == "lowest mean: a; no difference is shown from b (Welch, Holm)"
-    assert said(high, low) == "lowest mean: a; all other rows with enough seeds are higher (Welch, Holm)"
+    lowest = "lowest mean of 3 seeds or more: a"
+    assert said(high, near, low, alone) == f"{lowest}; no difference is shown from b (Welch, Holm)"
+    assert said(high, low) == f"{lowest}; every other such row is higher (Welch, Holm)"
     assert said(low, alone) == ""
+    assert said(low, near, weights=["same"] * 3) == ""
+    same = [Errors(name, values, weights=("same",)) for name, values in (near, low)]  # which are not tested
+    errors = [*same, Errors(*high)]
+    assert _about_lowest(errors, compare_rows(errors)) == f"{lowest}; no difference is shown from b (Welch, Holm)"
