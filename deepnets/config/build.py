@@ -187,7 +187,7 @@ def takes(settings: Any, key: str, value: Any) -> bool:
         settings = settings.get(name) if isinstance(settings, dict) else None
         target = settings.get("_target_") if isinstance(settings, dict) else None
         is_own = isinstance(target, str) and target not in TARGETS
-        annotations = signature_of(target)[1] if target in TARGETS else {}
+        annotations = signature_of(target)[1] if isinstance(target, str) and not is_own else {}
     if is_own and settings.get(last) is not None and "${" not in str(settings[last]):
         return isinstance(settings[last], list) == isinstance(value, list)
     try:

@@ -121,7 +121,7 @@ def launch(rows: list[Row]) -> int:
         print_line(line)
     if told := beside_other_code(new_code, queued, is_told=bool(lines)):
         print_line(told)
-    if seen := before_claims(pairs, [folder for _, folder in fresh]):
+    if seen := before_claims(pairs, {folder for _, folder in fresh}):
         print_line(seen)
     for change, count in other_data.items():
         print_line(f"{_finished(count)} on other images than those {change}; to train in another folder, add {BESIDE}")
