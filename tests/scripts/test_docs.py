@@ -212,7 +212,8 @@ def test_commands_and_examples_work_in_order(page: Path, clone: Path) -> None:
             (clone / "example.py").write_text(text)
             run("python example.py")
         elif language == "sh":
-            for command in text.splitlines():
+            for line in text.splitlines():
+                command = line.partition("  #")[0].rstrip()
                 if not command.startswith(SETUP) and command not in NOT_RUN:
                     run(
                         " ".join(
