@@ -47,6 +47,7 @@ CLAIM_HEADER = (
 CLAIM_NUMBERS = frozenset(CLAIM_HEADER[4:])
 ANSWERS = (Outcome.contradicted, Outcome.no_difference, Outcome.supported)
 NO_LOOK = "no further look"
+MOST_WAITING = 3  # undecided claims that the terminal names
 SHOWN = ("claim", "error", "outcome", "n", "next")
 OWN = "own setting"  # a sweep that repeats no published table
 PAGE_HEAD = f"""# Claims of the papers, tested
@@ -104,11 +105,11 @@ def claim_answers(table: Table, most: int) -> list[str]:
         lines.append(f"{table.title(index)}: {len(findings)} claim{'s' * (len(findings) > 1)} tested: {by_answer}")
         lines += _cost(table, index, findings)
         waiting = [each for each in findings if each.outcome is Outcome.undecided and _next_look(each)]
-        if waiting:
-            first, others = waiting[0], f", and {len(waiting) - 1} more wait too" if len(waiting) > 1 else ""
-            so_far = f" ({_measured(first)})" if first.interval else ""
-            needed = _next_look(first, meaning=" chance of an answer")
-            lines.append(f"  undecided: {first.text}{so_far}; the next look lacks {needed}{others}")
+        for each in waiting[:MOST_WAITING]:
+            so_far = f" ({_measured(each)})" if each.interval else _seen_before(each)
+            needed = _next_look(each, meaning=" chance of an answer")
+            lines.append(f"  undecided: {each.text}{so_far}; the next look lacks {needed}")
+        lines += [f"  and {len(waiting) - MOST_WAITING} more wait for a look"] * (len(waiting) > MOST_WAITING)
         answered = [each for outcome in ANSWERS for each in findings if each.outcome is outcome]
         answered += filter(_is_final, findings)
         for each in answered[:most]:
@@ -118,16 +119,19 @@ def claim_answers(table: Table, most: int) -> list[str]:
     return lines
 
 
+def _seen_before(finding: AnyFinding) -> str:
+    return f" ({finding.seen_before} of {sum(finding.seeds)} seen before)" if finding.seen_before else ""
+
+
 def claim_line(finding: AnyFinding) -> tuple[str, ...]:
     """Return the cells of a line under `CLAIM_HEADER`."""
-    before = f" ({finding.seen_before} of {sum(finding.seeds)} seen before)" if finding.seen_before else ""
     interval = f"{signed(finding.interval[0])} to {signed(finding.interval[1])}" if finding.interval else NOTHING
     return (
         _what(finding),
         finding.outcome,
         finding.number,
         finding.claim.place,
-        ", ".join(map(str, finding.seeds)) + before,
+        ", ".join(map(str, finding.seeds)) + _seen_before(finding),
         str(finding.looks[-1].seeds) if finding.looks else "",
         signed(finding.difference),
         interval,

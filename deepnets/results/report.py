@@ -54,6 +54,10 @@ EXPORTS = {"csv": to_csv, "latex": to_latex, "markdown": to_markdown}
 STANDARD_OUTPUT = Path("-")
 MOST_COMPARISONS, MOST_ON_PAGE = 10, 300  # pairs of rows shown, smallest p first; 200 rows have 19900 pairs
 OWN_FLAGS = ("--project", "--config-dir", "-cd", "--config-name", "-cn", "--trust")  # of train; no overrides
+CHOSEN = (
+    "Both rows are of one folder: if you chose them by their results, see the test in the folder's report, which is "
+    "corrected for all pairs of rows."
+)
 MOST_ANSWERS = 8  # lines about a column's claims, in the terminal
 MOST_TITLES = 3  # columns named in the title of a page
 MOST_KEYS = 40  # settings in a sheet; no reader can take in more
@@ -106,7 +110,10 @@ def report(
     titles = [table.title(index) for table in tables for index in range(len(table.columns))]
     title = " and ".join(dict.fromkeys(titles if len(titles) <= MOST_TITLES else [table.name for table in tables]))
     warnings = [f"{table.name}: {warning}" for table in tables for warning in table.warnings] + changes
-    write_report_page(folder / "report.html", title, _summary(tables), warnings, _sections(tables, pairs, pictures))
+    answers = [line for sheets in comparisons for line in _lowest(sheets)]
+    answers += [line.strip() for table in tables for line in claim_answers(table, MOST_ANSWERS)]
+    sections = _sections(tables, pairs, pictures, answers)
+    write_report_page(folder / "report.html", title, _summary(tables), warnings, sections)
     more = "" if full else "  (with settings, claims, rules and statistics; --full prints the last three here)"
     console.print(as_text(f"page         {RunFolder(folder / 'report.html')}{more}"), soft_wrap=True)
     console.print(as_text(f"figures      {len(pictures)} as PNG and SVG in {RunFolder(folder)}"), soft_wrap=True)
@@ -136,6 +143,8 @@ def compare(first: Path, second: Path, output: Path | None, logarithmic: bool) -
     names = [f"A: {RunFolder(first)}", f"B: {RunFolder(second)}"]
     settings, results = settings_beside(pairs), [errors_beside(pairs), tests_beside(pairs)]
     printed, notes = [settings, *results], []
+    if len(pairs) == 1 and len({run.grid for runs in sides.values() for run in runs}) == 1:
+        notes = [CHOSEN]
     if two_runs:
         names, warnings, notes = list(two_runs.names), list(two_runs.warnings), [two_runs.sentence]
         settings, printed = two_runs.differences, [two_runs.differences]
@@ -195,6 +204,11 @@ def _own_flags(command: str) -> list[str]:
     return [word for flag in flags for word in flag]
 
 
+def _kept_words(run: Run) -> list[str]:
+    """Return the words that chose the run, without one that would delete it."""
+    return [word for word in run.origin["overrides"] if not word.startswith("overwrite=")]
+
+
 def command_sheet(runs: Sequence[Run]) -> Sheet:
     """Show the command that trains only the first run of each row; the note has the commands as they were typed."""
     rows: dict[str, Run] = {}
@@ -204,7 +218,7 @@ def command_sheet(runs: Sequence[Run]) -> Sheet:
             rows.setdefault(run.row, run)
             typed.setdefault(run.origin["command"], {})[run.row] = None
     lines = [
-        (row, " ".join([program("train"), shlex.join([*_own_flags(run.origin["command"]), *run.origin["overrides"]])]))
+        (row, " ".join([program("train"), shlex.join([*_own_flags(run.origin["command"]), *_kept_words(run)])]))
         for row, run in rows.items()
     ]
     notes = [
@@ -217,10 +231,9 @@ def _print_table(console: Console, table: Table, comparisons: Sequence[tuple[She
     """Print the results and the answers about claims; with `full`, print rules and sheets instead of answers."""
     for sheet in _results(table):
         print_sheet(console, sheet)
-    if not full:
-        for line in [*filter(None, (lowest for _, lowest in comparisons)), *claim_answers(table, MOST_ANSWERS)]:
-            console.print(as_text(line), soft_wrap=True)
-    else:
+    for line in [*_lowest(comparisons), *([] if full else claim_answers(table, MOST_ANSWERS))]:
+        console.print(as_text(line), soft_wrap=True)
+    if full:
         for note in table.notes:
             console.print(as_text(note, style="dim"))
         for sheet in claim_sheets(table):
@@ -231,6 +244,10 @@ def _print_table(console: Console, table: Table, comparisons: Sequence[tuple[She
     for sheet, _ in comparisons if full else ():
         elsewhere = "on the page" if len(sheet.lines) <= MOST_ON_PAGE else "not shown here"
         print_sheet(console, sheet.cut(MOST_COMPARISONS, elsewhere))
+
+
+def _lowest(comparisons: Sequence[tuple[Sheet, str]]) -> list[str]:
+    return [line for _, line in comparisons if line]
 
 
 def _results(table: Table) -> list[Sheet]:
@@ -260,14 +277,15 @@ def _looked_at_before(table: Table) -> Iterator[str]:
             )
 
 
-def _sections(tables: Sequence[Table], pairs: Sequence[Sheet], pictures: Sequence[Picture]) -> list[Section]:
+def _sections(
+    tables: Sequence[Table], pairs: Sequence[Sheet], pictures: Sequence[Picture], answers: Sequence[str]
+) -> list[Section]:
     columns = [(table, index) for table in tables for index in range(len(table.columns))]
     runs = [run for table, index in columns for run in table.runs(index)]
     trials = [sheet for table in tables if table.trials for sheet in result_sheets(table.trials)]
     differences = [difference_sheet(table.runs(index), table.title(index)) for table, index in columns]
     claims = [sheet for table in tables for sheet in claim_sheets(table)]
     rules = dict.fromkeys([*(note for table in tables for note in table.notes), *(sheet.note for sheet in claims)])
-    answers = [line.strip() for table in tables for line in claim_answers(table, MOST_ANSWERS)]
     first = [] if all(table.trials for table in tables) else list(pictures[:1])
     return [
         *([Section("Answer", pictures=first, notes=answers)] if first else []),

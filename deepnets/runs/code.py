@@ -216,10 +216,8 @@ def code_to_execute(
     if before and not now and choice is None and (copied := modules_in(copy_of(folder, before))):
         files, copy = ", ".join(f"{name.replace('.', '/')}.py" for name in copied), RunFolder(copy_of(folder, before))
         frozen = option.replace("{}", CodeChoice.frozen)
-        targets = (
-            [] if trusted_search() != Search() else sorted(_own_targets(config))
-        )  # a project's classes are trusted
-        untrusted = [target for target in targets if not is_trusted(target)]
+        targets = set() if trusted_search() != Search() else _own_targets(config)  # all of a project are trusted
+        untrusted = sorted(target for target in targets if not is_trusted(target))
         trust = f", and needs {' '.join(f'--trust {target}' for target in untrusted)} too" if untrusted else ""
         raise UserError(f"{folder}: your code is not here ({files}); {frozen} executes its copy, {copy}{trust}")
     changed = changed_files(folder, before, now) if before and now else []
@@ -230,8 +228,13 @@ def code_to_execute(
         check_is_todays(folder, config)
     if changed and choice is None:
         assert before
-        raise OtherCode(folder, changed, option, copy_of(folder, before))
+        raise OtherCode(folder, list(map(_if_missing, changed)), option, copy_of(folder, before))
     return now if changed or not now else before or now
+
+
+def _if_missing(file: str) -> str:
+    name = file.removesuffix(".py").replace("/", ".")
+    return file if (place := _place(name.partition(".")[0])) and _file(place, name) else f"{file} (missing)"
 
 
 def check_is_todays(folder: RunFolder, config: Config) -> None:

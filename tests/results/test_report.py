@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
@@ -15,7 +15,8 @@ import pytest
 
 from deepnets.commands.report import main
 from deepnets.errors import UserError
-from deepnets.results.report import _own_flags, compare, report
+from deepnets.results.read import read_runs
+from deepnets.results.report import _own_flags, command_sheet, compare, report
 from deepnets.runs.contents import Code, Origin
 from deepnets.system.files import check_folder
 from tests.browser import console_messages, missing_browser, open_browser, requested
@@ -187,8 +188,15 @@ def test_many_pairs_are_tested_once_and_counted_where_they_are_cut(
     assert "Welch's" not in said
     assert "lowest mean of 3 seeds or more: row0; no difference is shown from row1" in said
     report([tmp_path / "table"], tmp_path, {}, False, full=True)
-    assert "315 more lines not shown here. Welch's t test" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "315 more lines not shown here. Welch's t test" in said
     page = (tmp_path / "report.html").read_text()
+    assert all("lowest mean of 3 seeds or more: row0" in text for text in (said, page))
+    chosen = "Both rows are of one folder: if you chose them by their results"
+    for other, is_told in (("table/row1", True), ("copy/row1", False)):
+        shutil.copytree(tmp_path / "table", tmp_path / "copy", dirs_exist_ok=True)
+        assert compare(tmp_path / "table" / "row0", tmp_path / other, None, False) == 0
+        assert (chosen in " ".join(capsys.readouterr().out.split())) == is_told
     assert "25 more lines not shown here. Welch" in page
 
 
@@ -239,6 +247,12 @@ def test_a_command_of_one_row_names_the_users_own_files() -> None:
     typed = "deepnets train --project 'my project.yaml' --trust=own.py -m sweep=mine seed=0,1 launcher=pool"
     assert _own_flags(typed) == ["--project", "my project.yaml", "--trust=own.py"]
     assert _own_flags("deepnets train sweep=mine") == []
+
+
+def test_a_command_to_copy_deletes_nothing(trained: Trained, tmp_path: Path) -> None:
+    run = read_runs([trained.path / "none"])[0]
+    again = replace(run, origin=run.origin | {"overrides": ["sweep=mine", "overwrite=true", "seed=0"]})
+    assert command_sheet([again]).lines[0][1].endswith("sweep=mine seed=0")
 
 
 @pytest.mark.slow

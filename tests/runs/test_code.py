@@ -252,6 +252,10 @@ def test_where_the_code_is_missing_its_copy_is_offered(project: Path, tmp_path: 
         noted = code_of(config)
     folder.freeze(config, Origin(code=noted))
     copy = store(folder, config, noted)
+    code._stored.clear()  # as in another process
+    (project / "own_scales.py").rename(tmp_path / "own_scales.py")
+    with trusting(project / "own_shortcuts.py"), pytest.raises(OtherCode, match=r"began: own_scales.py \(missing\)\."):
+        code_to_execute(folder, config)
     sys.path.remove(str(project))
     missing = rf"your code is not here \(own_scales.py, own_shortcuts.py\); --code frozen executes its copy, {copy}"
     with pytest.raises(UserError, match=f"{missing}, and needs --trust own_shortcuts.Scaled too$"):

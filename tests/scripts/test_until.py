@@ -262,7 +262,7 @@ def test_a_command_says_which_of_its_seeds_count_for_no_claim(lab: list[str], tm
     for seed, word in ((0, "plan=true"), (0, "reuse=false"), (1, "reuse=true"), (1, "overwrite=true")):
         assert re.search(told.format(seed), train(*lab, f"seed={seed}", word, cwd=tmp_path).stdout)
     reported = call("report.py", str(tmp_path / "outputs" / "small")).stdout
-    assert "undecided: identity is lower than none; the next look lacks seeds 3 4 (" in reported
+    assert "undecided: identity is lower than none (4 of 6 seen before); the next look lacks seeds 3 4 (" in reported
 
     # A claim about a row that has ended and about a new one.
     file = tmp_path / "conf" / "sweep" / "small.yaml"
