@@ -245,11 +245,11 @@ def use_chosen_code(
 
     Returns, with code=frozen, the version for each run that this command sets up, or why it cannot be taken. Why an
     unfinished run cannot take its version, its check says. It prints which runs take a version that is not today's. A
-    row of which no seed has begun takes the version of the command's other rows, if they have one.
+    row of which no seed has begun takes today's, or the copy of its modules that this process executes for other rows.
     """
     choose_code(rows[0].config.code)
     chosen: dict[RunFolder, Code | UserError] = {}
-    versions, finished = dict[str, Code](), dict[str, tuple[RunFolder, Code]]()  # `versions` are executed here
+    versions: dict[str, Code] = {}  # that this process executes
     taken, lacking = dict[str, list[RunFolder]](), dict[RunFolder, Config]()
     pairs = list(zip(rows, folders, strict=True)) if rows[0].config.code == CodeChoice.frozen else []
     todays = _codes_of(pairs)  # before the first copy stands in for today's modules
@@ -261,9 +261,7 @@ def use_chosen_code(
                 chosen[folder] = used[1]
             elif is_new:
                 lacking[folder] = row.config
-            elif (code := noted_code(folder)) and folder.is_complete:
-                finished.setdefault(code.hash, (folder, code))
-            elif code:
+            elif not folder.is_complete and (code := noted_code(folder)):
                 used = folder, code
                 execute_copy(*used)
             today = todays.get(folder)
@@ -273,12 +271,6 @@ def use_chosen_code(
         except UserError as error:
             if is_new:
                 chosen[folder] = error
-    if not versions and len(finished) == 1:
-        run, code = next(iter(finished.values()))
-        like = [each for folder in lacking if (each := todays.get(folder)) and each.modules.keys() <= {*code.modules}]
-        if any(changed_files(run, code, each) for each in like):
-            execute_copy(run, code)
-            versions[code.hash] = code
     joining, without = [], []
     for folder, config in lacking.items():
         if not (today := code_of(config)):  # none of the user's

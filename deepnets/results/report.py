@@ -143,7 +143,8 @@ def compare(first: Path, second: Path, output: Path | None, logarithmic: bool) -
     names = [f"A: {RunFolder(first)}", f"B: {RunFolder(second)}"]
     settings, results = settings_beside(pairs), [errors_beside(pairs), tests_beside(pairs)]
     printed, notes = [settings, *results], []
-    if len(pairs) == 1 and len({run.grid for runs in sides.values() for run in runs}) == 1:
+    every = [run for runs in sides.values() for run in runs]
+    if len({run.grid for run in every}) == 1 and len({run.row for run in every}) == 2:
         notes = [CHOSEN]
     if two_runs:
         names, warnings, notes = list(two_runs.names), list(two_runs.warnings), [two_runs.sentence]
@@ -206,7 +207,7 @@ def _own_flags(command: str) -> list[str]:
 
 def _kept_words(run: Run) -> list[str]:
     """Return the words that chose the run, without one that would delete it."""
-    return [word for word in run.origin["overrides"] if not word.startswith("overwrite=")]
+    return [word for word in run.origin["overrides"] if not word.lstrip("+").startswith("overwrite=")]
 
 
 def command_sheet(runs: Sequence[Run]) -> Sheet:

@@ -205,8 +205,7 @@ def comparison_sheets(table: Table) -> list[tuple[Sheet, str]]:
         if len(errors) > 1:
             title, comparisons = table.title(index), compare_rows(errors)
             lowest = _about_lowest(errors, comparisons)
-            line = f"{title}: {lowest}" if lowest and len(table.columns) > 1 else lowest
-            sheets.append((comparison_sheet(f"{title}: do rows differ?", comparisons), line))
+            sheets.append((comparison_sheet(f"{title}: do rows differ?", comparisons), lowest and f"{title}: {lowest}"))
     return sheets
 
 
@@ -226,7 +225,7 @@ def _about_lowest(rows: Sequence[Errors], comparisons: Sequence[Comparison]) -> 
     pairs = [pair for pair in comparisons if lowest in (pair.first, pair.second)]
     higher = {row for x in pairs if not x.why_not and x.p_corrected <= 1 - CONFIDENCE for row in (x.first, x.second)}
     like = sorted(means.keys() - higher - {lowest}, key=lambda row: means[row])
-    which = f"lowest mean of {FEWEST_SEEDS} seeds or more: {lowest}"
+    which = f"lowest mean of {FEWEST_SEEDS} seeds or more, none diverged: {lowest}"
     if not like:
         return f"{which}; every other such row is higher (Welch, Holm)"
     return f"{which}; no difference is shown from {listed(like)} (Welch, Holm)"

@@ -26,7 +26,6 @@ from deepnets.runs.code import (
     code_of,
     code_to_execute,
     copy_code,
-    copy_of,
     sources_of,
     store,
 )
@@ -232,12 +231,6 @@ def test_a_new_row_takes_the_frozen_code_of_the_commands_other_rows(
         assert "code=frozen: 1 run will use your code as it was" in told
         used = f"code=frozen: no seed of b has begun, so the code of other rows is used ({noted.hash})"
         assert used in told
-        (kept.path / "result.json").write_text('{"status": "finished", "test_error": 5.0}')
-        code._stored.clear()
-        monkeypatch.setattr("deepnets.config.trust._copies", [])
-        sys.path.remove(str(copy_of(kept, noted)))
-        assert use_chosen_code([new, new], [kept, other], []) == {other: noted}  # all of its row have finished
-        assert used in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_module_that_is_no_python_is_compared_as_text() -> None:
