@@ -334,6 +334,10 @@ def test_values_that_depend_on_the_row() -> None:
     assert warmups == {"resnet110": 400, "resnet1202": 400} | {f"resnet{depth}": 0 for depth in (20, 32, 44, 56)}
     replies = {row.choices["model"]: row.config.schedule["warmup_iterations"] for row in rows("srivastava2025_gates")}
     assert replies == {"resnet110": 391, "highway110": 0}
+    deep = {row.choices["model"]: row.config for row in rows("srivastava2025_gates", "deep")}
+    assert [deep[model].schedule["warmup_iterations"] for model in replies] == [60, 0]
+    assert deep["highway110"].model["widths"][0] < deep["highway110"].model["stem_width"]  # its first unit projects
+    assert {config.model["depth"] for config in deep.values()} == {110}
     heads = {row.choices["dataset"]: row.config.model["head_std"] for row in rows("srivastava2015_table3")}
     assert heads == {"cifar10": 0.05, "cifar100": 0.1414}
     ghosts = {row.config.batch_size: row.config.model["batchnorm_images"] for row in rows("he2016_table4")}
