@@ -145,16 +145,19 @@ def claim_line(finding: AnyFinding) -> tuple[str, ...]:
 def show_seeds(rows: Sequence[Row]) -> None:
     """If the sweep has claims, print each claim's outcome so far, and the seeds that its next look needs.
 
-    The outcomes come from the runs that are already in the sweep's folder.
+    The outcomes come from the runs that are already in the sweep's folder, but those that the command overwrites.
     """
     if not (claims := decidable_of(rows[0].config.sweep)):
         return
-    grids = dict.fromkeys(folder.path.parents[1] for folder in folders_of(list(rows)))
+    folders = folders_of(list(rows))
+    grids = dict.fromkeys(folder.path.parents[1] for folder in folders)
     begun = [grid for grid in grids if grid.is_dir() and run_folders(grid)]
     console = console_for()
     places = [place.removeprefix("file://") for place in rows[0].search.places if place.startswith("file://")]
     user_sweeps = Path(places[0]) / "sweep" if places else None
-    tables = tables_of(read_runs(begun), own=user_sweeps) if begun else []
+    deleted = {folder.path for folder in folders} if rows[0].config.overwrite else set()
+    runs = [run for run in read_runs(begun) if run.folder.path not in deleted] if begun else []
+    tables = tables_of(runs, own=user_sweeps) if runs else []
     sheets = [sheet for table in tables for sheet in claim_sheets(table)]
     console.print()
     if not sheets:

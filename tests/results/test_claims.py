@@ -551,3 +551,6 @@ def test_a_grid_says_what_its_claims_need(tmp_path: Path, capsys: pytest.Capture
     shown = capsys.readouterr().out
     assert "plain56 is higher than plain20" in shown
     assert "1, 1" in shown
+    again = "overwrite=true"
+    show_seeds([row(tmp_path, "sweep=he2015_fig6", *tiny, f"model={name}", again) for name in ("plain20", "plain56")])
+    assert "each looks at its pairs of rows with 3, 5, 10 seeds" in capsys.readouterr().out
