@@ -45,6 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in [chosen] if chosen else ANALYSES:
         _add(analyses, name, import_module(ANALYSES[name]))
     arguments = parser.parse_args(argv)
+    chosen_parser = analyses.choices[argv[0]]
+    arguments.changed = [
+        name for name, value in vars(arguments).items() if name != "run" and value != chosen_parser.get_default(name)
+    ]
     if arguments.output:
         check_writable(arguments.output)
     arguments.run(arguments)

@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import cache, partial
-from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
@@ -13,7 +12,7 @@ from hydra._internal.utils import _locate  # hydra.utils.get_object, which also 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from deepnets.config.schema import Config, Row
-from deepnets.config.trust import is_trusted, trusted, why_refused
+from deepnets.config.trust import is_trusted, to_trust, trusted, why_refused
 from deepnets.errors import UserError, brief, first_line, own_code_message
 
 if TYPE_CHECKING:
@@ -212,7 +211,19 @@ def _built(node: Any, runtime: dict[str, Any]) -> Any:
         return {key: _built(value, {}) for key, value in node.items()}
     called = _locate(node["_target_"])
     arguments = {key: _built(value, {}) for key, value in node.items() if key not in ("_target_", "_partial_")}
+    if node["_target_"] not in TARGETS:
+        arguments |= _floats(node["_target_"], arguments)
     return partial(called, **arguments) if node.get("_partial_") else called(**arguments, **runtime)
+
+
+def _floats(target: str, arguments: dict[str, Any]) -> dict[str, float]:
+    """Return as floats the integers that a class of the user's own annotates as `float`, such as `start=1`."""
+    annotations = signature_of(target)[1]
+    return {
+        key: float(value)
+        for key, value in arguments.items()
+        if type(value) is int and isinstance(_adapter(annotations.get(key, Any)).validate_python(value), float)
+    }
 
 
 def _check(
@@ -225,9 +236,8 @@ def _check(
         if isinstance(target, str) and (reason := why_refused(target)):
             raise UserError(f"{where}._target_: {reason}")
         if isinstance(target, str) and re.fullmatch(r"\w+(\.\w+)+", target) and len(target) < LONGEST_TARGET:
-            module = Path(f"{target.rpartition('.')[0].replace('.', '/')}.py")  # an installed program imports no other
             message += (
-                f" If it is your own and you trust it, add --trust {module if module.is_file() else target} to the "
+                f" If it is your own and you trust it, add --trust {to_trust(target)} to the "
                 f"""command, or --trust and the name of its module or file; in Python, trust="{target}"."""
             )
             if names := trusted():

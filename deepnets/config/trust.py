@@ -97,6 +97,15 @@ def is_trusted(target: str) -> bool:
     return any(names is None or name in names for names in definitions)
 
 
+def to_trust(target: str) -> str:
+    """Return what a user names with --trust to trust a class: the file of its module, if that lies here, or the class.
+
+    An installed program imports modules from no other folder.
+    """
+    file = Path(f"{target.rpartition('.')[0].replace('.', '/')}.py")
+    return str(file) if file.is_file() else target
+
+
 def why_refused(target: str) -> str | None:
     """Say which definitions the trusted module of a refused target has; None if its module is not trusted either."""
     file = next(_trusted_files(target.rpartition(".")[0]), None)

@@ -8,11 +8,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from deepnets.config.build import TARGETS, targets_in
 from deepnets.config.claim import Claim, Measured, Registered, Relation, all_claims, margins_of, registered_on_file
 from deepnets.config.claim_test import DRAWN, Analysed, ClaimTest
 from deepnets.config.project import program
 from deepnets.config.schema import axes_of
 from deepnets.config.sweep import sweep_of, value_at_scale
+from deepnets.config.trust import to_trust
 from deepnets.results.cell import FAIL_ABOVE, TRIAL, compared_error, final_loss, net_of
 from deepnets.results.columns import (
     FAIL_MARGIN,
@@ -226,7 +228,7 @@ def _drawn(row: str, of: Analysed, name: str, place: Path) -> Side:
     draws = place / "analysis" / of.analysis
     ended: dict[int, tuple[float, bool]] = {}
     for folder in sorted(draws.glob("seed*")):
-        noted, number = noted_by(folder, of.analysis), analysed_number(folder, of)
+        noted, number = noted_by(folder, of.analysis), analysed_number(folder, of, free=("seed",))
         seed = noted.get("options", {}).get("seed")
         if number is not None and folder.name == f"seed{seed}":  # a copy under another name does not count
             ended[seed] = (number, name in noted.get("claims", []))
@@ -263,7 +265,7 @@ def _side(
             Waiting(
                 run.config["seed"],
                 knows and run.folder.has_weights,  # the test does not wait for a run that has no weights to analyse
-                f"{program('analyze')} {of.analysis} {shlex.quote(str(run.folder))}{of.words}",
+                f"{program('analyze')} {of.analysis} {shlex.quote(str(run.folder))}{of.words}{_trusting(run.config)}",
             )
             for run, number, knows in measured
             if number is None and run.has_ended
@@ -277,6 +279,12 @@ def _side(
         identities=frozenset(run.experiment for run, _, _ in ended),
         waiting=tuple(waiting),
     )
+
+
+def _trusting(config: Mapping[str, Any]) -> str:
+    """Return the words that let an analysis import the user's own classes in a run's network and data."""
+    own = {*targets_in([config.get("model"), config.get("dataset")])} - TARGETS
+    return "".join(f" --trust {shlex.quote(name)}" for name in sorted({*map(to_trust, own)}))
 
 
 def _error(run: Run, measured: Measured, best_epochs: int | None) -> float | None:

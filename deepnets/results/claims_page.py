@@ -97,7 +97,7 @@ def claim_answers(table: Table, most: int) -> list[str]:
     if not has_claims(table, table.sweeps):
         return lines
     for index in range(len(table.columns)):
-        findings = [finding for finding in findings_of(table, index, table.sweeps) if all(finding.seeds)]
+        findings = [each for each in findings_of(table, index, table.sweeps) if all(each.seeds) or each.analyses]
         if not findings:
             continue
         counts = Counter(finding.outcome for finding in findings)
@@ -286,7 +286,7 @@ def _listed(seeds: Sequence[int]) -> str:
 def _without_analysis(commands: Sequence[str]) -> str:
     """Return the command that analyses the first run, and the number of other runs that lack their analysis."""
     more = f", and {len(commands) - 1} more" * (len(commands) > 1)
-    return f"without its analysis (`{commands[0]}`{more})"
+    return f"the analysis `{commands[0]}`{more}"
 
 
 def _what(finding: AnyFinding) -> str:

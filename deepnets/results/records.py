@@ -24,7 +24,7 @@ from deepnets.results.claims_page import claims_page
 from deepnets.results.columns import frame_of, in_other_arithmetic
 from deepnets.results.export import markdown_sheets
 from deepnets.results.read import Run, read_runs, unchecked
-from deepnets.results.registered import noted_by
+from deepnets.results.registered import PLACES, noted_by
 from deepnets.results.table import Table, tables_of
 from deepnets.results.verify import Verifications, verified_line
 from deepnets.runs.code import copy_code
@@ -35,7 +35,6 @@ from deepnets.system.printing import MINUS, markdown_text
 
 ABOUT = "about.md"  # a hand-written text about a table; {{ table }} in it becomes the table's numbers
 BENCH = "bench.json"  # the figures of scripts/bench.py, by what it measured
-PLACES = {"subject", "root", "output", "device"}  # options of an analysis that name a place on this machine
 ENTRIES = {"protocol", "device", "threads", "seconds"}  # the entries of result.json that the page shows
 
 

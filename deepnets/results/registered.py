@@ -6,7 +6,7 @@ A run's number is in its result, or in a CSV file that `deepnets analyze` wrote.
 import io
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +34,7 @@ COLUMNS: dict[Any, str] = {
     RunNumber.training_error: "train_error",
     RunNumber.training_loss: "train_loss",
 }
+PLACES = {"subject", "root", "output", "device"}  # options of an analysis that name a place on this machine
 TRIALS = 10  # 10 trials of a random search count as one seed: a look at 3 seeds takes 30 trials
 
 REGISTERED_RULE = (
@@ -211,17 +212,21 @@ def number_of(run: Run, test: ClaimTest, best_epochs: int | None) -> float | Non
     return math.log(value, test.log) if 0 < value < math.inf else math.nan
 
 
-def analysed_number(folder: Path, of: Analysed) -> float | None:
+def analysed_number(folder: Path, of: Analysed, free: Collection[str] = ()) -> float | None:
     """Return the number that the analysis in `folder` measured; None if the analysis is missing or had other options.
 
-    An undefined number, such as the logarithm of a negative one, is nan.
+    The options in `free` may have any value. An undefined number, such as the logarithm of a negative one, is nan.
 
     Raises:
         UserError: a file cannot be read, or the table has no such column or lines.
     """
     file = folder / of.file
-    noted = noted_by(folder, of.analysis).get("options", {})
-    if not file.is_file() or any(str(noted.get(name.replace("-", "_"))) != value for name, value in of.options):
+    noted, claimed = noted_by(folder, of.analysis), {name.replace("-", "_"): value for name, value in of.options}
+    options = noted.get("options", {})
+    changed = noted.get("changed", [name for name in ("iteration",) if options.get(name)])  # older ones note no more
+    if not file.is_file() or any(str(options.get(name)) != value for name, value in claimed.items()):
+        return None
+    if {*changed} - {*claimed, *free}:
         return None
     try:
         table = pd.read_csv(io.StringIO(read_text(file, LONGEST)))
@@ -236,7 +241,7 @@ def analysed_number(folder: Path, of: Analysed) -> float | None:
 
 
 def noted_by(folder: Path, analysis: str) -> dict[str, Any]:
-    """Return the options, findings and claims that an analysis noted in NAME.json; empty if the file is missing.
+    """Return what an analysis noted in NAME.json, as `Output` writes it; empty if the file is missing.
 
     Raises:
         UserError: the file cannot be read.

@@ -1,13 +1,14 @@
 """Nodes are checked against signatures and the allowlist before anything is called."""
 
 import operator
+from pathlib import Path
 
 import pytest
 from torch import nn
 
 from deepnets.config.build import TARGETS, build, check_node
 from deepnets.config.compose import compose
-from deepnets.config.trust import trust
+from deepnets.config.trust import to_trust, trust
 from deepnets.errors import UserError
 from deepnets.models.resize import ShortcutShape
 from deepnets.schedule import Step
@@ -133,6 +134,25 @@ def test_a_target_must_take_what_deepnets_passes() -> None:
 def test_a_trusted_target_is_called() -> None:
     trust("fractions.Fraction")
     assert build("schedule", {"_target_": "fractions.Fraction", "numerator": 3}) == 3
+
+
+class Started:
+    def __init__(self, start: float, count: int, either: int | float, values: list[float]) -> None:
+        self.all = start, count, either, values
+
+
+def test_an_integer_becomes_a_float_where_a_class_of_the_users_own_says_so() -> None:
+    trust(f"{__name__}.Started")
+    node = {"_target_": f"{__name__}.Started", "start": 1, "count": 2, "either": 3, "values": [4]}
+    assert list(map(type, build("schedule", node).all)) == [float, int, int, list]
+
+
+def test_a_class_is_trusted_by_its_file_where_that_lies_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert to_trust("gates.scalar.Gate") == "gates.scalar.Gate"
+    (tmp_path / "gates").mkdir()
+    (tmp_path / "gates" / "scalar.py").touch()
+    assert to_trust("gates.scalar.Gate") == "gates/scalar.py"
 
 
 def test_a_trusted_target_that_is_not_there_is_told() -> None:

@@ -260,6 +260,23 @@ def test_an_analysis_counts_if_it_is_there_and_was_done_as_the_claim_says(tmp_pa
 
 
 @pytest.mark.parametrize(
+    ("noted", "counts"),
+    [
+        ({"changed": ["only"]}, True),
+        ({"changed": ["only", "iteration"]}, False),
+        ({"changed": ["only", "images"]}, False),
+        ({"changed": ["only", "allow_previous"]}, False),
+        ({"options": {"only": "single", "iteration": "1,4"}}, False),  # earlier versions noted no more
+        ({"options": {"only": "single", "iteration": None}}, True),
+    ],
+)
+def test_an_analysis_with_options_that_the_claim_does_not_name_does_not_count(
+    noted: dict, counts: bool, tmp_path: Path
+) -> None:
+    assert (analysed_number(write(tmp_path, **noted), of(mean="error")) is not None) == counts
+
+
+@pytest.mark.parametrize(
     ("more", "text", "said"),
     [
         ({"mean": "eror"}, CSV, r"lesion_single\.csv: has no column eror; the nearest: error"),
@@ -298,9 +315,9 @@ def test_a_run_waits_for_its_analysis_and_then_counts(claimed: tuple[Path, Table
     assert (waits.seeds, waits.difference, waits.lacking) == ((0,), None, ([],))
     command = f"python scripts/analyze.py lesion {path}/identity/seed0 --only single"
     assert waits.analyses[0] == command
-    assert claim_line(waits)[-1] == f"without its analysis (`{command}`, and 2 more)"
+    assert claim_line(waits)[-1] == f"the analysis `{command}`, and 2 more"
     page = claims_page(tmp_path / "records", [table], sweeps)
-    assert f"next: without its analysis (`{command}`, and 2 more)." in page
+    assert f"next: the analysis `{command}`, and 2 more." in page
     file = sweeps / f"{path.name}.yaml"
     rounds = next_round(["identity"], [run for run in table.runs(0) if run.row == "identity"], file)
     assert not rounds.seeds

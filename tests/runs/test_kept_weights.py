@@ -1,6 +1,7 @@
 """Weights of log-spaced iterations, which `keep_checkpoints=N` keeps in the run folder."""
 
 import csv
+import json
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
@@ -155,7 +156,9 @@ def test_a_flipped_bit_in_a_weight_is_named(trained: RunFolder, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_an_analysis_is_drawn_over_training(trained: RunFolder, tmp_path: Path) -> None:
+def test_an_analysis_is_drawn_over_training(
+    trained: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = ["--images", "16", "--test-images", "16", "--output", tmp_path]
     assert analyze("gradients", trained.path, "--iteration", "20,1", *options) == 0
     with (tmp_path / "gradients_units.csv").open() as file:
@@ -167,13 +170,17 @@ def test_an_analysis_is_drawn_over_training(trained: RunFolder, tmp_path: Path) 
     ]
     initial, early, late = (float(row["gradient_norm"]) for row in rows)
     assert initial != early != late
+    assert json.loads((tmp_path / "gradients.json").read_text())["changed"] == ["iteration", "images", "test_images"]
+    assert "replaces" not in capsys.readouterr().out
     assert analyze("gradients", trained.path, *options) == 0
+    assert f"gradients: replaces the results in {tmp_path} with iteration=20,1; --output" in capsys.readouterr().out
+    assert json.loads((tmp_path / "gradients.json").read_text())["changed"] == ["images", "test_images"]
     with (tmp_path / "gradients_units.csv").open() as file:
         last = [row for row in csv.DictReader(file) if row["unit"] == "1"][-1]
     assert float(last["gradient_norm"]) == late, "the last iteration is the checkpoint's"
     with pytest.raises(UserError, match="--iteration 1: weights are kept only in run folders"):
         analyze("gradients", *RUN, "--iteration", "1", *options)
-    with pytest.raises(UserError, match="2 networks; this analysis takes one"):
+    with pytest.raises(UserError, match="--iteration 1,3: this analysis takes one network; name one iteration"):
         analyze("gates", trained.path, "--iteration", "1,3", "--output", tmp_path)
 
 

@@ -15,6 +15,7 @@ from deepnets.errors import UserError
 from deepnets.monitor.style import new_figure, show_array
 from deepnets.system.printing import with_progress
 
+SAME = 1e-6  # classes whose mean gates differ by less do not differ: rounding
 ABSENT = "0.85"  # the grey of blocks that a narrower layer lacks
 
 
@@ -73,11 +74,11 @@ def _finding(subject: Subject, start: float, bias: np.ndarray, mean: np.ndarray,
     apart = np.sqrt(np.nanmean(of_classes**2, axis=(0, 2)))
     lower = 100 * np.nanmean(np.where(np.isnan(bias), np.nan, bias < start))
     most, least, layers = opened.argmax(), opened.argmin(), len(opened)
+    classes = f"differ most in layer {apart.argmax() + 1} of {layers}" if apart.max() > SAME else "do not differ"
     return (
         f"{subject.name}: biases began at {start:g}, fell in {lower:.0f}% of the blocks and now have a mean of "
         f"{np.nanmean(bias):.2f}; gates open by {np.nanmean(mean):.3f} in the mean, by {opened[most]:.3f} in layer "
-        f"{most + 1} and {opened[least]:.3f} in layer {least + 1}; classes differ most in layer {apart.argmax() + 1} "
-        f"of {layers}"
+        f"{most + 1} and {opened[least]:.3f} in layer {least + 1}; classes {classes}"
     )
 
 

@@ -24,7 +24,7 @@ from deepnets.errors import UserError, printable
 from deepnets.monitor.dashboard import event_writer
 from deepnets.monitor.style import styled
 from deepnets.results.page import Picture
-from deepnets.results.registered import noted_by
+from deepnets.results.registered import PLACES, noted_by
 from deepnets.runs.folder import RunFolder
 from deepnets.system.files import LONGEST, make_own_folder, opened_to_append, read_text, write_atomically
 
@@ -34,9 +34,9 @@ LINE = TypeAdapter(tuple[str, list[float]])
 class Output:
     """The files of one analysis: `<folder>/analysis/<analysis>_<name>.{csv,png,svg}`, or directly in --output.
 
-    `<analysis>.json` beside them holds the options and, for each finding, its sentence and its numbers. Unless `folder`
-    is a run folder, the JSON file also holds the claims that were on file when it was first written, as a run's result
-    does.
+    `<analysis>.json` beside them holds the options, the names of those that are not the default (`changed`) and, for
+    each finding, its sentence and its numbers. Unless `folder` is a run folder, the JSON file also holds the claims
+    that were on file when it was first written, as a run's result does.
 
     Each figure is also the TensorBoard image `analysis/<analysis>_<name>` of the run folder; a UserError is raised if
     another process, e.g. the training, writes to that folder. With --output the run folder is not touched.
@@ -46,7 +46,9 @@ class Output:
         self.analysis = analysis
         self.events = folder
         self.folder = folder if arguments.output else folder / "analysis"
-        self.options = {name: _plain(value) for name, value in vars(arguments).items() if name != "run"}
+        given = vars(arguments)
+        self.options = {name: _plain(value) for name, value in given.items() if name not in ("run", "changed")}
+        self.changed = [name for name in given.get("changed", ()) if name not in PLACES]
         self.findings: list[dict[str, Any]] = []
 
     def __enter__(self) -> Self:
@@ -57,6 +59,7 @@ class Output:
             if self.folder.parent == self.events:
                 make_own_folder(self.folder)
             self.folder.mkdir(parents=True, exist_ok=True)
+            self._name_replaced()
             self.writer = stack.enter_context(closing(event_writer(self.events)))
             stack.enter_context(styled())
             self.held = stack.pop_all()
@@ -65,12 +68,26 @@ class Output:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.held.close()
         if kind is None:
-            contents = {"analysis": self.analysis, "options": self.options, "findings": self.findings}
+            contents: dict[str, Any] = {"analysis": self.analysis, "options": self.options, "changed": self.changed}
+            contents["findings"] = self.findings
             if not (self.events / "config.yaml").is_file():  # no run folder: no result notes the claims
                 contents["claims"] = self._claims_known()
             text = json.dumps(contents, indent=1, ensure_ascii=False, allow_nan=False)
             write_atomically(self.folder / f"{self.analysis}.json", text + "\n")
             print(printable(f"results      {RunFolder(self.folder)}/{self.analysis}_*"))
+
+    def _name_replaced(self) -> None:
+        """Print which options the results had that this analysis replaces, if it has others."""
+        earlier = noted_by(self.folder, self.analysis).get("options", {})
+        differing = {name: value for name, value in earlier.items() if value != self.options.get(name)}
+        if words := [f"{name}={value}" for name, value in differing.items() if name not in PLACES]:
+            place = RunFolder(self.folder)
+            print(
+                printable(
+                    f"{self.analysis}: replaces the results in {place} with {', '.join(words)}; --output keeps them"
+                ),
+                flush=True,
+            )
 
     def _claims_known(self) -> list[str]:
         """Return the claims on file, as SWEEP/HASH; if the folder already has numbers, only those noted then."""

@@ -106,6 +106,8 @@ def subject_of(arguments: argparse.Namespace) -> Subject:
         UserError: the command line names several, or subjects_of refuses it.
     """
     subjects = subjects_of(arguments)
+    if len(subjects) > 1 and len(arguments.subject) == 1:
+        raise UserError(f"--iteration {arguments.iteration}: this analysis takes one network; name one iteration")
     if len(subjects) > 1:
         raise UserError(f"{' '.join(arguments.subject)}: {len(subjects)} networks; this analysis takes one")
     return subjects[0]
