@@ -21,8 +21,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from deepnets.command import add_trust_option
 from deepnets.config.compose import compose
 from deepnets.config.schema import Config
+from deepnets.config.trust import trusted, trusted_search
 from deepnets.runs.folder import run_folders
 from deepnets.system.files import write_atomically
 from deepnets.system.printing import as_text, print_line
@@ -131,7 +133,7 @@ class BenchRun:
 
 def compose_run(overrides: Sequence[str]) -> BenchRun:
     """Return the run that scripts/train.py makes from these overrides."""
-    config = compose(overrides).config
+    config = compose(overrides, trusted_search()).config
     device = find_device(config.device)
     return BenchRun(tuple(overrides), config, device, choose_precision(config.precision, device))
 
@@ -156,7 +158,13 @@ def add_run_options(parser: argparse.ArgumentParser, model: str, dataset: str = 
         parser.add_argument("--root", metavar="DIR", help=f"folder with {dataset}, as dataset.root of scripts/train.py")
     parser.add_argument("--model", default=model, help=f"the network, as in conf/model (default: {model})")
     add_overrides(parser)
+    add_trust_option(parser)
     parser.set_defaults(dataset=dataset)
+
+
+def trust_words() -> list[str]:
+    """Return the words with which another command trusts the classes that this process trusts."""
+    return [f"--trust={name}" for name in trusted()]
 
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:

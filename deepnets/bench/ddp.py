@@ -23,9 +23,11 @@ from deepnets.bench.comparison import (
     in_turns,
     overrides_of,
     seconds_of,
+    trust_words,
 )
 from deepnets.bench.training import endless
 from deepnets.command import count, run_command
+from deepnets.config.trust import trust
 from deepnets.distributed.signals import Interrupted, Interruption
 from deepnets.distributed.spawn import how_it_ended, processes
 from deepnets.distributed.world import ALONE, World, joined, world_from_env
@@ -65,7 +67,7 @@ def measure(arguments: argparse.Namespace) -> list[Comparison]:
         raise UserError(f"--processes {count}: must be 2 or more, and no more than the {batch} images of a batch")
     with TemporaryDirectory() as place:
         file = Path(place, "seconds.json")
-        main_arguments = [file, arguments.iterations, arguments.repeats, *overrides_of(arguments)]
+        main_arguments = [file, arguments.iterations, arguments.repeats, *trust_words(), *overrides_of(arguments)]
         command = [sys.executable, "-m", __name__, *map(str, main_arguments)]
         with processes(command, count, arguments.threads) as group:
             failure = group.first_failure()
@@ -120,7 +122,9 @@ def main() -> int:
 
     The results are, for each case, the seconds that the slowest process takes for an iteration.
     """
-    file, iterations, repeats, *overrides = sys.argv[1:]
+    file, iterations, repeats, *words = sys.argv[1:]
+    overrides = [word for word in words if not word.startswith("--trust=")]
+    trust(word.removeprefix("--trust=") for word in words if word not in overrides)
     world = world_from_env()
     with Interruption(at_once=True):
         device = device_of_process(compose_run(overrides).config.device, world.local_rank)

@@ -21,6 +21,7 @@ from deepnets.bench.comparison import (
 )
 from deepnets.bench.training import endless
 from deepnets.command import count, some_of
+from deepnets.config.trust import trust, trusted
 from deepnets.errors import UserError
 from deepnets.system.settings import Memory
 from deepnets.training.hardware import wait
@@ -80,18 +81,21 @@ def _in_a_process(overrides: Sequence[str], iterations: int) -> tuple[float, flo
     """Call `_trained` in a fresh process; raises `DoesNotFit` if the system kills it."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         try:
-            return process.submit(_trained, overrides, iterations, torch.get_num_threads()).result()
+            return process.submit(_trained, overrides, iterations, torch.get_num_threads(), trusted()).result()
         except BrokenProcessPool:
             raise DoesNotFit("its process was killed, probably for lack of memory") from None
 
 
-def _trained(overrides: Sequence[str], iterations: int, threads: int) -> tuple[float, float]:
+def _trained(
+    overrides: Sequence[str], iterations: int, threads: int, own_classes: Sequence[str]
+) -> tuple[float, float]:
     """Train 1 + `iterations` iterations; return the most bytes held beyond those at the start, and the seconds of one.
 
     Raises:
         DoesNotFit: there is not enough memory.
     """
     torch.set_num_threads(threads)
+    trust(own_classes)
     run = compose_run(overrides)
     steps = endless(run.training())
     base = _begin(run.device)

@@ -26,6 +26,7 @@ from deepnets.bench.comparison import (
     compose_run,
     in_turns,
     overrides_of,
+    trust_words,
 )
 from deepnets.command import count
 from deepnets.config.identity import identity_hash
@@ -70,7 +71,7 @@ def measure_startup(arguments: argparse.Namespace) -> list[Comparison]:
 
     --help, an import of torch and a Python that does nothing are timed beside it.
     """
-    overrides = overrides_of(arguments)
+    overrides = [*trust_words(), *overrides_of(arguments)]
     candidates = {
         "first optimiser step": lambda: _until_first_step(overrides),
         "--help": lambda: _seconds(*TRAIN, "--help"),
@@ -91,11 +92,12 @@ def measure_waiting(arguments: argparse.Namespace) -> list[Comparison]:
 
     It is measured alone on the machine, and beside another session's training, which has one thread.
     """
-    overrides = [*overrides_of(arguments), "device=cpu", "epochs=null", f"iterations={arguments.iterations}"]
+    words = [*trust_words(), *overrides_of(arguments), "device=cpu"]
+    overrides = [*words, "epochs=null", f"iterations={arguments.iterations}"]
     candidates = {name: lambda how=how: _training_seconds(overrides, how) for name, how in WAITS.items()}
     alone = Comparison("alone", "seconds", in_turns(candidates, arguments.repeats))
     with tempfile.TemporaryDirectory() as outputs:
-        longer = [*overrides_of(arguments), "device=cpu", "threads=1", "epochs=1000000", f"output_root={outputs}"]
+        longer = [*words, "threads=1", "epochs=1000000", f"output_root={outputs}"]
         command = [sys.executable, *TRAIN, *longer]
         null = subprocess.DEVNULL
         with subprocess.Popen(command, stdout=null, stderr=null, start_new_session=True) as other:

@@ -48,7 +48,12 @@ def main() -> int:
     parser.add_argument("--note", action="store_true", help="with --verify: add each verdict to verifications.json")
     parser.add_argument("--whole", action="store_true", help="with --verify: train the records to their end")
     parser.add_argument("--scratch", type=Path, metavar="DIR", help="with --whole: train in DIR, so that it can resume")
-    parser.add_argument("--trust", metavar="NAME", help="with --verify: your own class or module, or its file")
+    for name, metavar, what in (
+        ("--trust", "NAME", "your own class or module, or its file"),
+        ("--weights", "RUN_OR_FILE", "weights that records started from"),
+    ):
+        of_verify = f"with --verify, also several times: {what}"
+        parser.add_argument(name, action="append", default=[], metavar=metavar, help=of_verify)
     parser.add_argument("--code", metavar="frozen|current", help="with --verify: if your code has changed, which")
     request.add_argument("--export", choices=("mlflow", "wandb"), help="send ended runs to a tracker, each once")
     request.add_argument(
@@ -81,7 +86,7 @@ def _check(given: argparse.Namespace, exports: dict[str, Path]) -> None:
     requests = [name for name in (*NO_REPORT, "compare") if getattr(given, name)]
     if "watch" in requests and {*requests} - {"watch", "status"}:
         raise UserError(f"--watch shows what runs are doing; it does not go with --{requests[-1]}")
-    pairs = {"note": "verify", "whole": "verify", "scratch": "whole", "trust": "verify", "code": "verify"}
+    pairs = dict.fromkeys(("note", "whole", "trust", "weights", "code"), "verify") | {"scratch": "whole"}
     for name, other in pairs.items():
         if getattr(given, name) and not getattr(given, other):
             raise UserError(f"--{name} goes with --{other} only; --help has examples")
@@ -139,12 +144,12 @@ def _answer(given: argparse.Namespace, exports: dict[str, Path]) -> int:
     own_sweeps = options and options / "sweep"
     if given.records:
         return write_records(given.folders[0], own_sweeps)
-    trust([name for name in (given.trust, given.project) if name])
+    trust([*given.trust, *filter(None, [given.project])])
     if given.verify:
         choose_code(given.code)
         with TemporaryDirectory() as scratch:
             whole = (given.scratch or Path(scratch)) if given.whole else None
-            return verify(given.folders, given.verify, given.note, whole)
+            return verify(given.folders, given.verify, given.note, whole, [*map(Path, given.weights)])
     if given.export:
         return export(given.folders, given.export)
     if given.screenshots:

@@ -20,6 +20,7 @@ from deepnets.config.safe_yaml import LONGEST
 from deepnets.config.sweep import SWEEPS, sweep_of
 from deepnets.errors import UserError, listed, printable
 from deepnets.results.cell import Cell
+from deepnets.results.claims import has_claims
 from deepnets.results.claims_page import claims_page
 from deepnets.results.columns import frame_of, in_other_arithmetic
 from deepnets.results.export import markdown_sheets
@@ -110,12 +111,12 @@ def _uncounted(folder: Path, sweeps: Path) -> str:
 
 
 def records_pages(folder: Path, own: Path | None = None) -> dict[str, str]:
-    """Return the texts of README.md, claims.md (`claims_page`) and, with a bench.json, bench.md, by file name.
+    """Return the texts of README.md, claims.md (`claims_page`, if claims are about the records) and bench.md, by name.
 
-    README.md has the text of `folder`/about.md, how to read the tables, and a section for each table, sorted by name. A
-    section is the table's about.md, a Jinja template that may call the functions of `numbers_of`; without that file, it
-    is a heading and the table. The last section counts the facts that nothing in the records confirms. If `own`, a
-    project's folder of sweep files, is given, the claims come from these files.
+    README.md has the text of `folder`/about.md or a title, how to read the tables, and a section for each table, sorted
+    by name. A section is the table's about.md, a Jinja template that may call the functions of `numbers_of`; without
+    that file, it is a heading and the table. The last section counts the facts that nothing in the records confirms. If
+    `own`, a project's folder of sweep files, is given, the claims come from these files.
 
     Raises:
         UserError: there are no records, or an about.md names something that is not there.
@@ -133,15 +134,15 @@ def records_pages(folder: Path, own: Path | None = None) -> dict[str, str]:
     }
     named = sorted({*tables, *(file.parent.name for file in folder.glob(f"*/{ABOUT}"))})
     notes = dict.fromkeys(note for table in tables.values() for note in table.notes)
-    sections = [_about(folder, ""), "\n".join(f"* {note}" for note in notes)]
+    sections = [_about(folder, "") or "# Results on record", "\n".join(f"* {note}" for note in notes)]
     sections += [_section(folder, name, tables.get(name)) for name in named]
     if lines := unchecked(runs):
         sections.append("\n".join(["## What cannot be checked", "", *(f"* {line}" for line in lines)]))
     page = "\n\n".join(section.strip() for section in sections if section.strip()) + "\n"
-    claims = claims_page(folder, list(tables.values()), own or SWEEPS)
-    if line := _uncounted(folder, own or SWEEPS):
-        claims += f"\n{line}\n"
-    pages = {"README.md": page, "claims.md": claims}
+    pages, sweeps = {"README.md": page}, own or SWEEPS
+    uncounted = _uncounted(folder, sweeps)
+    if uncounted or any(has_claims(table, sweeps) for table in tables.values()):
+        pages["claims.md"] = claims_page(folder, list(tables.values()), sweeps) + f"\n{uncounted}\n" * bool(uncounted)
     return pages | ({"bench.md": bench_page(folder / BENCH)} if (folder / BENCH).is_file() else {})
 
 

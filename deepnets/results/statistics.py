@@ -20,6 +20,10 @@ FEWEST_RANKED = 5  # rows; the rankings of fewer rows may agree by chance
 RESAMPLES = 9999
 TAIL_RESAMPLES = 499
 WORST_ERROR = 100.0  # percent; a diverged run counts as this if a finite number is needed
+FALSE_ALARM = 1e-3  # the rate for honest records, if the logarithms of ratios are normal; see `largest_gap`
+LEAST = 8.0  # typical gaps are always allowed, because all twelve trainings may be close by chance
+MOST = 0.1  # largest share of a loss that is allowed, or a few very different trainings would allow any gap
+FLOOR = 4 * 2.0**-23  # share of a loss; in any net, another order of the sum over a batch may round by as much
 TEST_SET_NOTE = (
     "Test set: the choice of test images alone may move the difference by this much (half of a "
     f"{100 * CONFIDENCE:.0f}% interval, from the images that each run got right)."
@@ -102,13 +106,15 @@ class Errors:
     """Final test errors of a row, in percent, one for each seed; infinite if a run diverged.
 
     `wrong` says which test images each run got wrong, (images,), None if that is not known. `weights` are checksums of
-    the final weights, by which a run is recognised in two rows, None if it is not known.
+    the final weights, by which a run is recognised in two rows, None if it is not known. A row `is_mixed` if several
+    versions of the user's code trained its runs.
     """
 
     row: str
     values: tuple[float, ...]
     wrong: tuple[np.ndarray | None, ...] = ()
     weights: tuple[str | None, ...] = ()
+    is_mixed: bool = False
 
 
 class Welch(NamedTuple):
@@ -241,7 +247,8 @@ def compare_pairs(pairs: Sequence[tuple[Errors, Errors]]) -> list[Comparison]:
     """Compare each pair by Welch's test, corrected for the number of tested pairs; the smallest p comes first.
 
     A run gives the same bits again, so rows of equal errors are the same experiment, of which there is nothing to test.
-    Rows that have a run in common are not tested either, because the test takes all runs as independent.
+    Rows that have a run in common are not tested either, because the test takes all runs as independent, nor rows whose
+    seeds different code has trained.
     """
     reasons = [_why_not(first, second) for first, second in pairs]
     tested = [pair for pair, why_not in zip(pairs, reasons, strict=True) if not why_not]
@@ -283,6 +290,8 @@ def _spread(values: tuple[float, ...]) -> float:
 
 def _why_not(one: Errors, other: Errors) -> str:
     first, second = one.values, other.values
+    if one.is_mixed or other.is_mixed:
+        return "different code of yours trained the seeds of a row"
     if min(len(first), len(second)) < FEWEST_SEEDS:
         return f"fewer than {FEWEST_SEEDS} seeds"
     if not all(map(math.isfinite, [*first, *second])):
@@ -301,3 +310,38 @@ def _compared(first: Errors, second: Errors, test: Welch) -> Comparison:
     seeds, effect = (len(first.values), len(second.values)), hedges_g(first.values, second.values)
     noise = image_noise(first.wrong, second.wrong)
     return Comparison(first.row, second.row, seeds, difference, low, high, effect, p, image_noise=noise)
+
+
+class Gap(NamedTuple):
+    """The `loss` of a record (from 1) that stands out most: it differs by `gap` nats; rounding explains `allowed`."""
+
+    loss: int
+    gap: float
+    allowed: float
+
+
+def largest_gap(record: np.ndarray, here: np.ndarray, moved: np.ndarray) -> Gap:
+    """Find where a record's losses (L,) are furthest from the losses `here` (L,), and how far rounding may move them.
+
+    `moved` (K, L) are the losses of K runs whose images were moved by one rounding. Their gaps |moved - here| show how
+    far rounding alone moves this net. The typical gap of a loss is the root mean square of the K gaps. A run's ratio is
+    the largest of its gaps divided by the typical gaps; for one of the K runs, the typical gaps come from the other
+    K - 1. An honest record is one more run of this kind. So if the logarithms of the ratios are normal, the
+    record's logarithm lies, with probability 1 - `FALSE_ALARM`, below their mean + t * their standard deviation *
+    sqrt(1 + 1/K), with t of K - 1 degrees of freedom. At least `LEAST` typical gaps are allowed, and more only up to
+    `MOST` of the loss.
+
+    In simulations, less than 1 % of honest records fail if the gaps of all runs grow alike, or differ by lognormal
+    factors of deviation 1 or 2. Up to 4 % fail if in each iteration the gap of one run in twenty jumps a thousandfold,
+    as when a ReLU switches. Another processor moves the losses less than rounding every pixel does.
+    """
+    floor = FLOOR * np.abs(here)
+    gaps, gap = np.maximum(np.abs(moved - here), floor), np.maximum(np.abs(record - here), floor)
+    squares, others = gaps**2, len(moved) - 1
+    typical = np.sqrt(squares.mean(0))
+    ratios = (gaps / np.sqrt((squares.sum(0) - squares) / others)).max(1)
+    logs = [math.log(ratio) for ratio in ratios]
+    bound = fmean(logs) + scipy.stats.t.ppf(1 - FALSE_ALARM, others) * stdev(logs) * math.sqrt(1 + 1 / len(moved))
+    allowed = np.maximum(LEAST * typical, np.minimum(math.exp(bound) * typical, MOST * np.abs(here)))
+    place = int((gap / allowed).argmax())
+    return Gap(place + 1, float(abs(record - here)[place]), float(allowed[place]))

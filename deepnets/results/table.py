@@ -15,7 +15,17 @@ import pandas as pd
 from deepnets.config.sweep import SWEEPS, matching, names_at
 from deepnets.errors import UserError, listed
 from deepnets.results.cell import FAIL_ABOVE, TRIAL, Cell, Net, is_search, nets_of, search_note
-from deepnets.results.columns import FULL, Column, axes_of_rows, choice_of, columns_of, frame_of, is_number, warnings_of
+from deepnets.results.columns import (
+    FULL,
+    Column,
+    axes_of_rows,
+    choice_of,
+    columns_of,
+    frame_of,
+    is_number,
+    mixes_code,
+    warnings_of,
+)
 from deepnets.results.published import FAIL, VERDICT_RULE, Published, PublishedRow, published_of
 from deepnets.results.read import Run
 from deepnets.results.statistics import (
@@ -212,12 +222,12 @@ def comparison_sheets(table: Table) -> list[tuple[Sheet, str]]:
 def _about_lowest(rows: Sequence[Errors], comparisons: Sequence[Comparison]) -> str:
     """Say which row has the lowest mean of those with enough seeds, and which rows are not shown to differ from it.
 
-    Empty if no pair could be tested.
+    Rows of mixed code are left out. Empty if no pair could be tested.
     """
     means = {
         row.row: fmean(row.values)
         for row in rows
-        if len(row.values) >= FEWEST_SEEDS and all(map(math.isfinite, row.values))
+        if len(row.values) >= FEWEST_SEEDS and all(map(math.isfinite, row.values)) and not row.is_mixed
     }
     if not means or all(pair.why_not for pair in comparisons):
         return ""
@@ -236,7 +246,7 @@ def errors_of(row: str, runs: Sequence[Run]) -> Errors:
     ended = [run for run in runs if run.error is not None]
     errors = tuple(run.error for run in ended if run.error is not None)
     weights = tuple(run.result.get("weights_sha256") for run in ended)
-    return Errors(row, errors, tuple(run.test_wrong for run in ended), weights)
+    return Errors(row, errors, tuple(run.test_wrong for run in ended), weights, mixes_code(runs))
 
 
 def comparison_sheet(title: str, comparisons: Sequence[Comparison]) -> Sheet:

@@ -8,11 +8,9 @@ from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from statistics import fmean, stdev
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import scipy
 import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
@@ -23,14 +21,14 @@ from deepnets.config.schema import Config, Precision
 from deepnets.errors import UserError, brief, printable
 from deepnets.results.published import Printed, true_difference
 from deepnets.results.read import Run, read_runs, unchecked
-from deepnets.results.statistics import FEWEST_SEEDS, WORST_ERROR
+from deepnets.results.statistics import FEWEST_SEEDS, WORST_ERROR, largest_gap
 from deepnets.runs.code import code_to_execute
 from deepnets.runs.contents import Origin, Result, RunFile
 from deepnets.runs.execute import run as train
 from deepnets.runs.folder import RunFolder, lines_by_reason
 from deepnets.runs.log import TIME_COLUMNS
 from deepnets.runs.record import Evidence, data_of, differing
-from deepnets.runs.start import start_from_weights
+from deepnets.runs.start import start_from_weights, with_weights_from
 from deepnets.system.files import LONGEST, read_text, writing
 from deepnets.training.assembly import dataset_of, prepare
 from deepnets.training.fit import Training, fit
@@ -39,13 +37,9 @@ from deepnets.training.hardware import describe, find_device, processor_model
 VERIFIABLE = {"beginning", "iterations", "data", "threads", "precision", "versions", "device", "processes"}
 PRECISIONS = ("float32", "bfloat16")
 MOVED = 12  # trainings with moved images, besides the one with the images as they are
-FALSE_ALARM = 1e-3  # the rate for honest records, if the logarithms of ratios are normal; see `largest_gap`
-LEAST = 8.0  # typical gaps are always allowed, because all twelve trainings may be close by chance
-MOST = 0.1  # largest share of a loss that is allowed, or a few very different trainings would allow any gap
 SEPARATED = 0.01  # once rounding has moved a loss by this share of it, later losses show little
 SAME_NAMES = "torch and the processor's name are the record's, but processors of one name may round differently"
 SAME_PROCESSOR = "torch and the processor are the record's"
-FLOOR = 4 * 2.0**-23  # share of a loss; in any net, another order of the sum over a batch may round by as much
 
 
 class Verification(BaseModel):
@@ -84,22 +78,21 @@ class Verifications(RunFile):
         return Verifications(verifications=(*self.verifications, verification))
 
 
-class Gap(NamedTuple):
-    """The `loss` of a record (from 1) that stands out most: it differs by `gap` nats; rounding explains `allowed`."""
-
-    loss: int
-    gap: float
-    allowed: float
-
-
-def verify(paths: Sequence[Path], root: str, note: bool = False, scratch: Path | None = None) -> int:
+def verify(
+    paths: Sequence[Path],
+    root: str,
+    note: bool = False,
+    scratch: Path | None = None,
+    weights: Sequence[Path] = (),
+) -> int:
     """Train the first iterations of each record again, on the data in `root`, and print how they compare.
 
     If `scratch` is given, each record is trained in that folder from beginning to end and compared as `_verify_whole`
     says. On the record's processor, losses and weights are equal bit by bit; elsewhere `largest_gap` says how far the
     losses may differ. A processor's name does not tell its generation, so equal names do not require equal bits. A
-    record that contradicts itself is not trained; a record that cannot be compared is named with the reason. `note`
-    adds each verdict to verifications.json beside the record. Returns 1 if not all are verified.
+    record that contradicts itself is not trained; a record that cannot be compared is named with the reason. A record
+    that started from weights takes them from one of `weights`, runs or files. `note` adds each verdict to
+    verifications.json beside the record. Returns 1 if not all are verified.
 
     Raises:
         UserError: a folder has no runs, no run can be compared, or a note cannot be read or written.
@@ -114,7 +107,8 @@ def verify(paths: Sequence[Path], root: str, note: bool = False, scratch: Path |
     has_failed = len(runs) < len(read)
     for run in runs:
         try:
-            verification = _verify_whole(run, root, scratch) if scratch else _verify(run, root)
+            config, device = _here(run, root, weights)
+            verification = _verify_whole(run, config, device, scratch) if scratch else _verify(run, config, device)
         except UserError as error:
             reasons[run.folder] = str(error)
             continue
@@ -129,33 +123,6 @@ def verify(paths: Sequence[Path], root: str, note: bool = False, scratch: Path |
     for line in (*lines, *(f"cannot be checked: {line}" for line in unchecked(runs))):
         print(printable(line))
     return int(has_failed or bool(reasons))
-
-
-def largest_gap(record: np.ndarray, here: np.ndarray, moved: np.ndarray) -> Gap:
-    """Find where a record's losses (L,) are furthest from the losses `here` (L,), and how far rounding may move them.
-
-    `moved` (K, L) are the losses of K runs whose images were moved by one rounding. Their gaps |moved - here| show how
-    far rounding alone moves this net. The typical gap of a loss is the root mean square of the K gaps. A run's ratio is
-    the largest of its gaps divided by the typical gaps; for one of the K runs, the typical gaps come from the other
-    K - 1. An honest record is one more run of this kind. So if the logarithms of the ratios are normal, the
-    record's logarithm lies, with probability 1 - `FALSE_ALARM`, below their mean + t * their standard deviation *
-    sqrt(1 + 1/K), with t of K - 1 degrees of freedom. At least `LEAST` typical gaps are allowed, and more only up to
-    `MOST` of the loss.
-
-    In simulations, less than 1 % of honest records fail if the gaps of all runs grow alike, or differ by lognormal
-    factors of deviation 1 or 2. Up to 4 % fail if in each iteration the gap of one run in twenty jumps a thousandfold,
-    as when a ReLU switches. Another processor moves the losses less than rounding every pixel does.
-    """
-    floor = FLOOR * np.abs(here)
-    gaps, gap = np.maximum(np.abs(moved - here), floor), np.maximum(np.abs(record - here), floor)
-    squares, others = gaps**2, len(moved) - 1
-    typical = np.sqrt(squares.mean(0))
-    ratios = (gaps / np.sqrt((squares.sum(0) - squares) / others)).max(1)
-    logs = [math.log(ratio) for ratio in ratios]
-    bound = fmean(logs) + scipy.stats.t.ppf(1 - FALSE_ALARM, others) * stdev(logs) * math.sqrt(1 + 1 / len(moved))
-    allowed = np.maximum(LEAST * typical, np.minimum(math.exp(bound) * typical, MOST * np.abs(here)))
-    place = int((gap / allowed).argmax())
-    return Gap(place + 1, float(abs(record - here)[place]), float(allowed[place]))
 
 
 def verified_line(runs: Sequence[Run]) -> str:
@@ -187,13 +154,13 @@ def _notes(run: Run) -> tuple[Verification, ...]:
     return tuple(note for note in notes.verifications if note.result == checksum(run)) if notes else ()
 
 
-def _verify(run: Run, root: str) -> Verification:
+def _verify(run: Run, config: Config, device: torch.device) -> Verification:
     """Train the first iterations of a record again, compare the losses, and print the outcome in a line.
 
     Raises:
         UserError: the record cannot be compared; the message gives the reason.
     """
-    result, config, device = run.result, *_here(run, root)
+    result = run.result
     torch.set_num_threads(result["threads"])
     beginning, precision = result["beginning"], getattr(torch, result["precision"])
     fresh = partial(_fresh, config, device, precision)
@@ -220,7 +187,7 @@ def _verify(run: Run, root: str) -> Verification:
     return _verification(run, device, **outcome)
 
 
-def _verify_whole(run: Run, root: str, scratch: Path) -> Verification:
+def _verify_whole(run: Run, config: Config, device: torch.device, scratch: Path) -> Verification:
     """Train a record from beginning to end in `scratch`, or resume there, and print how it compares.
 
     If `_changes` finds nothing and the first iterations are equal bit by bit, every epoch and the images that were
@@ -230,7 +197,7 @@ def _verify_whole(run: Run, root: str, scratch: Path) -> Verification:
     Raises:
         UserError: the record cannot be compared; the message gives the reason.
     """
-    result, config, device = run.result, *_here(run, root)
+    result = run.result
     folder = RunFolder(scratch / run.grid.name / run.row / run.folder.path.name)
     config = replace(
         config,
@@ -275,12 +242,13 @@ def _verify_whole(run: Run, root: str, scratch: Path) -> Verification:
     return _verification(run, device, is_whole=True, **outcome)
 
 
-def _here(run: Run, root: str) -> tuple[Config, torch.device]:
-    """Return a record's configuration for this machine's data folder, and the device to train on.
+def _here(run: Run, root: str, weights: Sequence[Path]) -> tuple[Config, torch.device]:
+    """Return a record's configuration for this machine's data and weights, and the device to train on.
 
     Raises:
         OtherCode: the user's own code has changed since the run began, and neither version was chosen.
-        UserError: its result lacks the first iterations or other facts that are compared, or the data differ.
+        UserError: its result lacks the first iterations or other facts that are compared, the data differ, or no
+            `weights` are those from which it started.
     """
     result, frozen = run.result, run.folder.config
     if not result.keys() >= VERIFIABLE:
@@ -289,6 +257,7 @@ def _here(run: Run, root: str) -> tuple[Config, torch.device]:
         raise UserError(f"its result names an unknown precision, {brief(result['precision'])}")
     code_to_execute(run.folder, frozen)
     config = replace(frozen, dataset=frozen.dataset | {"root": root}, device="auto")
+    config = with_weights_from(config, weights)
     device = find_device(config.device)
     if others := differing(result["data"], data_of(config, device)):
         raise UserError(f"it was trained on other data than those in {root}: {others}")

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -47,6 +47,26 @@ def _with_hash(config: Config) -> Config:
             f"weights={config.weights}: have the hash {weights_hash}, not weights_hash={config.weights_hash}"
         )
     return replace(config, weights_hash=weights_hash)
+
+
+def with_weights_from(config: Config, places: Iterable[Path]) -> Config:
+    """Return a record's configuration with that of `places` which holds the weights that the run started from.
+
+    A record knows these weights by their hash, and not by where they are.
+
+    Raises:
+        UserError: a place holds no weights, or none has the record's hash.
+    """
+    if config.weights is None:
+        return config
+    if found := [place for place in places if hash_of(place) == config.weights_hash]:
+        return replace(config, weights=str(found[0]))
+    if Path(config.weights).exists():  # not a record, but a run
+        return config
+    raise UserError(
+        f"it started from weights of the hash {config.weights_hash}: name the run or file that has them, as in "
+        "--weights RUN_OR_FILE"
+    )
 
 
 @cache

@@ -19,6 +19,7 @@ from deepnets.bench.comparison import Comparison, compose_run, in_turns
 from deepnets.bench.peers import prepare_lightning, prepare_plain, prepare_timm, task_of, tensor_batches
 from deepnets.bench.training import bytes_of, endless, floor_steps, kept_bytes
 from deepnets.commands.bench import BENCHES as VERBS
+from deepnets.config.trust import trusting
 from deepnets.data.source import Split
 from deepnets.errors import UserError
 from deepnets.training.fit import fit
@@ -87,6 +88,19 @@ def test_each_bench_prints_and_writes_ratios(
         assert others
         for other in others:
             assert other["ratio_median"] == pytest.approx(first["median"] / other["median"])
+
+
+@pytest.mark.parametrize("name", [pytest.param("ddp", marks=pytest.mark.nightly), "evaluation", "memory", "startup"])
+@pytest.mark.slow
+def test_a_network_with_a_class_of_the_users_own_is_measured(
+    bench: Callable[..., dict[str, Any]], name: str, tmp_path: Path
+) -> None:
+    file = tmp_path / f"own_of_{name}.py"
+    file.write_text("from deepnets.models.shortcuts import Identity\n\n\nclass Own(Identity):\n    pass\n")
+    words = {"ddp": BENCHES["ddp"], "evaluation": BENCHES["evaluation"], "memory": [*TINY, "--modes", "full"]}
+    options = [*words.get(name, TINY), "--trust", str(file)]
+    with trusting(()):  # what the bench trusts is forgotten after it
+        assert bench(tmp_path / "figures.json", name, f"model.shortcut._target_={file.stem}.Own", *options)
 
 
 def test_a_ratio_is_of_the_same_repeat() -> None:

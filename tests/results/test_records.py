@@ -98,7 +98,8 @@ def test_a_table_without_a_word_about_it_has_its_numbers(records: Path, capsys: 
     assert write_records(records) == 0
     assert "README.md" in capsys.readouterr().out
     text = (records / "README.md").read_text()
-    assert text.startswith("## digits_shortcuts\n\n* Protocol: sgd (lr 0.1,")
+    assert text.startswith("# Results on record\n\n## digits_shortcuts\n\n* Protocol: sgd (lr 0.1,")
+    assert not (records / "claims.md").exists()  # no claim is about them
     assert "* Runs: 10, seeds 0, 1, 2, 3, 4" in text
     assert "| identity | 1.94 | 5 |" in text
 

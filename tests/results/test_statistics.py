@@ -129,6 +129,12 @@ def test_rows_of_equal_errors_do_not_count_for_the_correction() -> None:
     assert (equal.second, equal.answer) == ("b", "equal errors: the same runs")
 
 
+def test_rows_of_mixed_code_are_not_tested() -> None:
+    mixed = Errors("a", FIRST, is_mixed=True)
+    (pair,) = compare_pairs([(Errors("b", SECOND), mixed)])
+    assert pair.answer == "different code of yours trained the seeds of a row"
+
+
 def test_rows_that_share_a_run_are_not_tested() -> None:
     one = Errors("a", FIRST, weights=("x", "y", *[None] * (len(FIRST) - 2)))
     for weights, is_tested in ((("y",), False), (("z",), True), ((None,), True)):

@@ -12,11 +12,13 @@ import torch
 
 from deepnets.commands.report import main
 from deepnets.errors import UserError
-from deepnets.results.records import records_pages
-from deepnets.results.verify import FLOOR, MOVED, Verifications, _moved_images, largest_gap, verify
+from deepnets.results.records import keep, records_pages
+from deepnets.results.statistics import FLOOR, largest_gap
+from deepnets.results.verify import MOVED, Verifications, _moved_images, verify
 from deepnets.runs.contents import Origin
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
+from deepnets.runs.start import with_weights
 from deepnets.training.assembly import prepare
 from deepnets.training.hardware import processor_model
 from tests.command import row
@@ -156,6 +158,22 @@ def test_what_cannot_be_compared_is_named_with_the_reason(
     assert told == f"{old}: its result has no first iterations to compare with"
 
 
+@pytest.mark.slow
+def test_a_record_that_started_from_weights_is_told_where_they_are(original: RunFolder, tmp_path: Path) -> None:
+    (warm,) = with_weights([row(tmp_path, *NET, "precision=fp32", "seed=3", f"weights={original.path}")])
+    started = RunFolder(tmp_path / "warm" / "row" / "seed3")
+    started.freeze(warm.config, Origin())
+    run(started)
+    keep([started.path], tmp_path / "records")
+    (record,) = (tmp_path / "records").glob("*/row/seed3")
+    with pytest.raises(UserError, match=f"started from weights of the hash {warm.config.weights_hash}: name the run"):
+        verify([record], "data")
+    with pytest.raises(UserError, match="name the run or file that has them, as in --weights"):
+        verify([record], "data", weights=[started.path])
+    assert verify([record], "data", weights=[started.path, original.path]) == 0
+    assert verify([record], "data", weights=[original.path], scratch=tmp_path / "again") == 0
+
+
 def test_verdicts_are_noted_and_a_failed_one_stays(verifiable: RunFolder) -> None:
     records = verifiable.path.parents[2]
     assert "Verified" not in records_pages(records)["README.md"]
@@ -242,6 +260,8 @@ def test_elsewhere_the_final_error_must_be_as_seeds_would_have_it(
     [
         (["--note"], "--note goes with --verify only"),
         (["--verify", "data", "--scratch", "again"], "--scratch goes with --whole only"),
+        (["--weights", "outputs"], "--weights goes with --verify only"),
+        (["--verify", "data", "--trust", "none.py", "--trust", "deepnets"], "--trust none.py: no such file"),
     ],
 )
 def test_options_of_verify_are_refused_elsewhere(
