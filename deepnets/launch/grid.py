@@ -267,7 +267,7 @@ class Tally:
         begun, ended = (self.warm, self.ended - self.first) if is_warm else (self.begun, self.ended)
         took, time_left = time.monotonic() - begun, ""
         if is_warm or (ended and took > WARM_SECONDS):
-            time_left = f"  ({duration(took / ended * (self.to_train - self.ended))} left for all)"
+            time_left = f"  ({duration(took / ended * (self.to_train - self.ended))} left for all, at this pace)"
         return f"[{self.folders.index(folder) + 1}/{len(self.folders)}] {folder}{time_left}"
 
     def skip(self, folder: RunFolder, error: Locked) -> None:

@@ -222,10 +222,15 @@ class Net(Cell):
             "state": self.remarks,
         }
 
+    @property
+    def drawn(self) -> list[str]:
+        """The keys of the settings in which the trials differ."""
+        keys = dict.fromkeys(key for run in self.trials for key in run.settings if key not in (TRIAL, "seed"))
+        return [key for key in keys if len({str(run.settings.get(key)) for run in self.trials}) > 1]
+
     def _drawn(self, best: Run) -> str:
         """List the settings in which the trials differ, with the values of the best trial."""
-        drawn = [key for key in best.settings if len({str(run.settings.get(key)) for run in self.trials}) > 1]
-        values = {key: best.settings[key] for key in drawn if key not in (TRIAL, "seed")}
+        values = {key: best.settings[key] for key in self.drawn if key in best.settings}
         rounded = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in values.items()}
         return ", ".join(f"{key}={setting_text(value)}" for key, value in rounded.items()) or NOTHING
 

@@ -13,6 +13,7 @@ import pandas as pd
 from deepnets.config.claim import all_claims
 from deepnets.config.project import read_project
 from deepnets.config.sweep import NO_KEY, SWEEPS
+from deepnets.results.cell import Net, final_loss
 from deepnets.results.claims import findings_of
 from deepnets.results.columns import axes_of_rows, choice_of, columns_of, frame_of, mixes_code, rows_by_versions
 from deepnets.results.read import Run, read_runs
@@ -60,7 +61,8 @@ class Results(pd.DataFrame):
         """The metrics.csv of these runs, a row per epoch, with sweep, row, seed and folder."""
         names = frame_of(self._members())[NAMES].to_dict("records")
         histories = [run.history for run in self._members()]
-        return pd.DataFrame([name | epoch for name, epochs in zip(names, histories, strict=True) for epoch in epochs])
+        curves = pd.DataFrame([name | epoch for name, epochs in zip(names, histories, strict=True) for epoch in epochs])
+        return curves.astype({key: int for key in ("epoch", "iteration") if key in curves})
 
     @property
     def claims(self) -> pd.DataFrame:
@@ -125,8 +127,11 @@ def to_csv(tables: Sequence[Table]) -> str:
     """Write a line for each row or trial of each column: errors in percent, unrounded, `inf` if diverged.
 
     The last columns are the groups and keys that name the rows, such as `model/shortcut`; a row without runs has no
-    values there.
+    values there. For a random search, columns for the settings that its trials drew follow, and one for the training
+    loss of the last epoch.
     """
+    nets = [cell for table in tables if table.trials for cell in table.cells.values() if isinstance(cell, Net)]
+    drawn = list(dict.fromkeys(key for net in nets for key in net.drawn))
     tables = [table.trials or table for table in tables]
     runs = [run for table in tables for cell in table.cells.values() for run in cell.runs]
     axes = axes_of_rows(runs)
@@ -143,9 +148,13 @@ def to_csv(tables: Sequence[Table]) -> str:
                 judged = [cell.published.test_error, statistic, cell.difference]
                 judged += [*(cell.true_difference or (None, None)), cell.verdict, cell.remarks]
                 last = [" ".join(map(str, cell.errors)), *choices]
+                if nets:
+                    run = cell.runs[0] if cell.runs else None
+                    last += [run.settings.get(key) if run else None for key in drawn] + [run and final_loss(run)]
                 cells = [table.name, column.label, row, len(cell.errors), *numbers, *judged, *last]
                 lines.append([no_formula(cell) if isinstance(cell, str) else cell for cell in cells])
-    return pd.DataFrame(lines, columns=[*names, *axes], dtype=object).to_csv(index=False)
+    names += [*axes, *drawn, "loss"] if nets else axes
+    return pd.DataFrame(lines, columns=names, dtype=object).to_csv(index=False)
 
 
 def no_formula(text: str) -> str:

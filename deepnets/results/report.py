@@ -114,7 +114,7 @@ def report(
     answers += [line.strip() for table in tables for line in claim_answers(table, MOST_ANSWERS)]
     sections = _sections(tables, pairs, pictures, answers)
     write_report_page(folder / "report.html", title, _summary(tables), warnings, sections)
-    more = "" if full else "  (with settings, claims, rules and statistics; --full prints the last three here)"
+    more = "" if full else "  (with settings and commands; --full prints rules, claims and statistics here too)"
     console.print(as_text(f"page         {RunFolder(folder / 'report.html')}{more}"), soft_wrap=True)
     console.print(as_text(f"figures      {len(pictures)} as PNG and SVG in {RunFolder(folder)}"), soft_wrap=True)
     return 0

@@ -126,8 +126,8 @@ class Log:
         line = f"epoch {training.epoch}/{training.epochs}" + "".join(
             f"  {split} {mean.loss:.4f} {mean.error:.2f}%" for split, mean in training.completed.items()
         )
-        pace = f"  {row['images_per_second']:,.0f} images/s" * (row["images_per_second"] > 0)  # 0: only evaluated here
-        line += f"{pace}  {duration(self.time_left(training))} left"
+        if row["images_per_second"] > 0:  # 0: this execution has only evaluated
+            line += f"  {row['images_per_second']:,.0f} images/s  {duration(self.time_left(training))} left"
         self._record(line)
         if self.progress.disable and _is_due():
             self._print(line)

@@ -212,9 +212,23 @@ def show(paths: list[Path], watch: bool) -> int:
     folders = folders_in(paths)
     if watch:
         with suppress(KeyboardInterrupt):
-            follow(folders, lambda: all(state.name in OVER for state in read_states(folders).values()))
+            follow(folders, partial(_nothing_follows, folders, []))
     console_for().print(table_of(folders))
     return 0
+
+
+def _nothing_follows(folders: list[RunFolder], idle_since: list[float]) -> bool:
+    """Return whether no run can go on by itself, or none has run or waited in a queue since `STALLED_SECONDS`.
+
+    `idle_since` holds the time of the first call without such a run, or nothing.
+    """
+    states = read_states(folders).values()
+    if any(state.name in (RUNNING, QUEUED) or state.job for state in states):
+        idle_since.clear()
+    elif not idle_since:
+        idle_since.append(time.monotonic())
+    is_idle = bool(idle_since) and time.monotonic() - idle_since[0] > STALLED_SECONDS
+    return is_idle or all(state.name in OVER for state in states)
 
 
 def show_json(paths: list[Path]) -> int:

@@ -74,7 +74,14 @@ def test_the_command_reads_a_sweeps_runs(tmp_path: Path, capsys: pytest.CaptureF
     ]
     (finding,) = json.loads((tmp_path / "results" / "transfer.json").read_text())["findings"]
     assert finding["at_edge"] == 3
-    assert "3 of 3 best rates are at an end of the grid" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "3 of 3 best rates are at an end of the grid" in printed
+    assert "to the power" in printed
+    shutil.rmtree(tmp_path / "table" / "identity,14,0.1")
+    shutil.rmtree(tmp_path / "table" / "identity,14,0.001")
+    assert analyze("transfer", tmp_path / "table", "--output", tmp_path / "results") == 0
+    told = "the best learning rate has no slope yet, which takes 3 best rates, at two depths or more; 2 of 2"
+    assert told in capsys.readouterr().out
     shutil.copytree(tmp_path / "table", tmp_path / "table+epochs=4")
     with pytest.raises(UserError, match="another of these runs has this net, depth, seed and learning rate"):
         analyze("transfer", tmp_path / "table", tmp_path / "table+epochs=4", "--output", tmp_path / "results")

@@ -122,6 +122,7 @@ def test_curves_are_those_of_the_chosen_runs() -> None:
     chosen = results[(results["row"] == "identity") & (results["seed"] == 1)]
     curves = chosen.curves
     assert list(curves["epoch"]) == list(range(1, 11))
+    assert {str(curves[key].dtype) for key in ("epoch", "iteration")} == {"int64"}
     assert curves["test_error"].iloc[-1] == chosen["test_error"].iloc[0]
     assert len(results.curves) == 200
     others = load_results(RECORDS / "he2015_table6")

@@ -205,6 +205,15 @@ def test_watching_ends_with_the_last_row(grid: Path, capsys: pytest.CaptureFixtu
     assert "4 runs: 1 dead, 1 failed, 1 diverged, 1 finished" in capsys.readouterr().out
 
 
+def test_watching_ends_if_nobody_trains_what_waits(
+    grid: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deepnets.runs.status.STALLED_SECONDS", -1.0)
+    Result.model_validate({"status": "diverged"}).write(grid / "row" / "seed5")
+    assert show([grid], watch=True) == 0  # the first run waits
+    assert "4 runs: 1 waiting, 1 failed, 1 diverged, 1 finished" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_the_command_shows_states(grid: Path) -> None:
     done = call("report.py", str(grid), "--status")

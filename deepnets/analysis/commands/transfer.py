@@ -17,6 +17,8 @@ from deepnets.monitor.style import line_style, name_lines, new_panels
 from deepnets.results.cell import final_loss
 from deepnets.results.read import Run, read_runs
 
+FEWEST_POINTS = 3  # best rates, by which a line has a spread about it
+
 DEPTH, RATE = "model.depth", "optimizer.lr"
 add_options = add_folders
 
@@ -36,9 +38,11 @@ def run(arguments: argparse.Namespace) -> None:
         output.figure("rates", _figure(trends))
         for name, trend in trends.items():
             low, high = trend.interval
+            power = f"goes with depth to the power {trend.slope:.2f}, 95 % interval {low:.2f} to {high:.2f}"
+            unknown = f"has no slope yet, which takes {FEWEST_POINTS} best rates, at two depths or more"
             output.finding(
-                f"{name}: the best learning rate goes with depth to the power {trend.slope:.2f}, 95 % interval "
-                f"{low:.2f} to {high:.2f}; {trend.at_edge} of {len(trend.rates)} best rates are at an end of the grid",
+                f"{name}: the best learning rate {unknown if math.isnan(trend.slope) else power}; "
+                f"{trend.at_edge} of {len(trend.rates)} best rates are at an end of the grid",
                 slope=trend.slope,
                 interval=trend.interval,
                 at_edge=trend.at_edge,
@@ -129,7 +133,7 @@ def trend_of(depths: Sequence[int], losses: Sequence[Mapping[float, float]]) -> 
     is_finite = np.isfinite(rates)
     x, y = np.log2(np.array(depths)[is_finite]), np.log2(rates[is_finite])
     at_edge = sum(edge for _, edge in best)
-    if len(x) < 3 or len(set(x)) < 2:
+    if len(x) < FEWEST_POINTS or len(set(x)) < 2:
         return Trend(np.array(depths), rates, at_edge, math.nan, (math.nan, math.nan))
     line = stats.linregress(x, y)
     half = stats.t.ppf(0.975, len(x) - 2) * line.stderr
