@@ -100,10 +100,11 @@ def is_trusted(target: str) -> bool:
 def to_trust(target: str) -> str:
     """Return what a user names with --trust to trust a class: the file of its module, if that lies here, or the class.
 
-    An installed program imports modules from no other folder.
+    An installed program imports modules from no other folder. A module of a package is trusted by the class alone.
     """
-    file = Path(f"{target.rpartition('.')[0].replace('.', '/')}.py")
-    return str(file) if file.is_file() else target
+    module = target.rpartition(".")[0]
+    file = Path(f"{module}.py")
+    return str(file) if "." not in module and file.is_file() else target
 
 
 def why_refused(target: str) -> str | None:

@@ -97,12 +97,15 @@ def claim_answers(table: Table, most: int) -> list[str]:
     if not has_claims(table, table.sweeps):
         return lines
     for index in range(len(table.columns)):
-        findings = [each for each in findings_of(table, index, table.sweeps) if all(each.seeds) or each.analyses]
+        title, found = table.title(index), findings_of(table, index, table.sweeps)
+        findings = [each for each in found if all(each.seeds)]
+        untested = [each for each in found if each.analyses and not all(each.seeds)]
+        lines += [f"{title}: not tested yet: {each.text}; it needs {_next_look(each)}" for each in untested]
         if not findings:
             continue
         counts = Counter(finding.outcome for finding in findings)
         by_answer = ", ".join(f"{counts[outcome]} {outcome}" for outcome in Outcome if counts[outcome])
-        lines.append(f"{table.title(index)}: {len(findings)} claim{'s' * (len(findings) > 1)} tested: {by_answer}")
+        lines.append(f"{title}: {len(findings)} claim{'s' * (len(findings) > 1)} tested: {by_answer}")
         lines += _cost(table, index, findings)
         waiting = [each for each in findings if each.outcome is Outcome.undecided and _next_look(each)]
         for each in waiting[:MOST_WAITING]:
@@ -150,15 +153,14 @@ def show_seeds(rows: Sequence[Row]) -> None:
     if not (claims := decidable_of(rows[0].config.sweep)):
         return
     folders = folders_of(list(rows))
-    grids = dict.fromkeys(folder.path.parents[1] for folder in folders)
+    grids = sorted({folder.path.parents[1] for folder in folders})
     begun = [grid for grid in grids if grid.is_dir() and run_folders(grid)]
     console = console_for()
     places = [place.removeprefix("file://") for place in rows[0].search.places if place.startswith("file://")]
     user_sweeps = Path(places[0]) / "sweep" if places else None
     deleted = {folder.path for folder in folders} if rows[0].config.overwrite else set()
     runs = [run for run in read_runs(begun) if run.folder.path not in deleted] if begun else []
-    tables = tables_of(runs, own=user_sweeps) if runs else []
-    sheets = [sheet for table in tables for sheet in claim_sheets(table)]
+    sheets = [sheet for table in tables_of(runs, own=user_sweeps) for sheet in claim_sheets(table)] if runs else []
     console.print()
     if not sheets:
         file = f"{rows[0].choices['sweep']}.yaml"

@@ -132,6 +132,7 @@ def to_csv(tables: Sequence[Table]) -> str:
     """
     nets = [cell for table in tables if table.trials for cell in table.cells.values() if isinstance(cell, Net)]
     drawn = list(dict.fromkeys(key for net in nets for key in net.drawn))
+    searches = [table.trials for table in tables if table.trials]
     tables = [table.trials or table for table in tables]
     runs = [run for table in tables for cell in table.cells.values() for run in cell.runs]
     axes = axes_of_rows(runs)
@@ -149,11 +150,12 @@ def to_csv(tables: Sequence[Table]) -> str:
                 judged += [*(cell.true_difference or (None, None)), cell.verdict, cell.remarks]
                 last = [" ".join(map(str, cell.errors)), *choices]
                 if nets:
-                    run = cell.runs[0] if cell.runs else None
-                    last += [run.settings.get(key) if run else None for key in drawn] + [run and final_loss(run)]
+                    run = cell.runs[0] if cell.runs and table in searches else None
+                    last += [run.settings.get(key) if run else None for key in drawn]
+                    last += [final_loss(run) if run and run.has_ended else None]
                 cells = [table.name, column.label, row, len(cell.errors), *numbers, *judged, *last]
                 lines.append([no_formula(cell) if isinstance(cell, str) else cell for cell in cells])
-    names += [*axes, *drawn, "loss"] if nets else axes
+    names += [*axes, *drawn, "train_loss"] if nets else axes
     return pd.DataFrame(lines, columns=names, dtype=object).to_csv(index=False)
 
 

@@ -21,11 +21,11 @@ from deepnets.config.sweep import SWEEPS, sweep_of
 from deepnets.errors import UserError, listed, printable
 from deepnets.results.cell import Cell
 from deepnets.results.claims import has_claims
-from deepnets.results.claims_page import claims_page
+from deepnets.results.claims_page import PAGE_HEAD, claims_page
 from deepnets.results.columns import frame_of, in_other_arithmetic
 from deepnets.results.export import markdown_sheets
 from deepnets.results.read import Run, read_runs, unchecked
-from deepnets.results.registered import PLACES, noted_by
+from deepnets.results.registered import PLACES, analysed_number, noted_by
 from deepnets.results.table import Table, tables_of
 from deepnets.results.verify import Verifications, verified_line
 from deepnets.runs.code import copy_code
@@ -92,10 +92,14 @@ def write_records(folder: Path, own: Path | None = None) -> int:
     Raises:
         UserError: `records_pages` raises it, or a file cannot be written.
     """
-    for name, text in records_pages(folder, own).items():
+    pages = records_pages(folder, own)
+    for name, text in pages.items():
         with writing(folder / name):
             write_atomically(folder / name, printable(text))
         print(printable(f"page         {RunFolder(folder / name)}"))
+    old = folder / "claims.md"
+    if old.is_file() and old.name not in pages and old.read_text().startswith(PAGE_HEAD.partition("\n")[0]):
+        old.unlink()  # its claims were about records that are gone
     if line := _uncounted(folder, own or SWEEPS):
         print(printable(line))
     return 0
@@ -252,8 +256,12 @@ def _copy(run: Run, folder: Path) -> None:
 
 
 def _copy_analysis(of: Analysed, source: Path, into: Path) -> None:
-    """Copy the numbers and options of an analysis, but no option that names a place on this machine."""
-    if (source / of.file).is_file() and (noted := noted_by(source, of.analysis)):
+    """Copy the numbers and options of an analysis, but no option that names a place on this machine.
+
+    Numbers that count for the claim are not replaced by those of an analysis with other options.
+    """
+    is_worse = analysed_number(source, of) is None and (into / of.file).is_file()
+    if (source / of.file).is_file() and not is_worse and (noted := noted_by(source, of.analysis)):
         into.mkdir(exist_ok=True)
         write_atomically(into / of.file, _text(source / of.file, LONGEST_METRICS))
         noted["options"] = {name: value for name, value in noted["options"].items() if name not in PLACES}

@@ -222,8 +222,9 @@ def analysed_number(folder: Path, of: Analysed, free: Collection[str] = ()) -> f
     """
     file = folder / of.file
     noted, claimed = noted_by(folder, of.analysis), {name.replace("-", "_"): value for name, value in of.options}
-    options = noted.get("options", {})
-    changed = noted.get("changed", [name for name in ("iteration",) if options.get(name)])  # older ones note no more
+    options, changed = noted.get("options") or {}, noted.get("changed")
+    if changed is None:  # earlier versions did not note what is not the default
+        changed = ["iteration"] * bool(options.get("iteration"))
     if not file.is_file() or any(str(options.get(name)) != value for name, value in claimed.items()):
         return None
     if {*changed} - {*claimed, *free}:

@@ -21,8 +21,8 @@ RESAMPLES = 9999
 TAIL_RESAMPLES = 499
 WORST_ERROR = 100.0  # percent; a diverged run counts as this if a finite number is needed
 FALSE_ALARM = 1e-3  # the rate for honest records, if the logarithms of ratios are normal; see `largest_gap`
-LEAST = 8.0  # typical gaps are always allowed, because all twelve trainings may be close by chance
-MOST = 0.1  # largest share of a loss that is allowed, or a few very different trainings would allow any gap
+LEAST_GAPS = 8.0  # typical gaps are always allowed, because all moved trainings may be close by chance
+MOST_OF_LOSS = 0.1  # largest share of a loss that is allowed, or a few very different trainings would allow any gap
 FLOOR = 4 * 2.0**-23  # share of a loss; in any net, another order of the sum over a batch may round by as much
 TEST_SET_NOTE = (
     "Test set: the choice of test images alone may move the difference by this much (half of a "
@@ -328,8 +328,8 @@ def largest_gap(record: np.ndarray, here: np.ndarray, moved: np.ndarray) -> Gap:
     the largest of its gaps divided by the typical gaps; for one of the K runs, the typical gaps come from the other
     K - 1. An honest record is one more run of this kind. So if the logarithms of the ratios are normal, the
     record's logarithm lies, with probability 1 - `FALSE_ALARM`, below their mean + t * their standard deviation *
-    sqrt(1 + 1/K), with t of K - 1 degrees of freedom. At least `LEAST` typical gaps are allowed, and more only up to
-    `MOST` of the loss.
+    sqrt(1 + 1/K), with t of K - 1 degrees of freedom. At least `LEAST_GAPS` typical gaps are allowed, and more only up
+    to `MOST_OF_LOSS` of the loss.
 
     In simulations, less than 1 % of honest records fail if the gaps of all runs grow alike, or differ by lognormal
     factors of deviation 1 or 2. Up to 4 % fail if in each iteration the gap of one run in twenty jumps a thousandfold,
@@ -342,6 +342,6 @@ def largest_gap(record: np.ndarray, here: np.ndarray, moved: np.ndarray) -> Gap:
     ratios = (gaps / np.sqrt((squares.sum(0) - squares) / others)).max(1)
     logs = [math.log(ratio) for ratio in ratios]
     bound = fmean(logs) + scipy.stats.t.ppf(1 - FALSE_ALARM, others) * stdev(logs) * math.sqrt(1 + 1 / len(moved))
-    allowed = np.maximum(LEAST * typical, np.minimum(math.exp(bound) * typical, MOST * np.abs(here)))
+    allowed = np.maximum(LEAST_GAPS * typical, np.minimum(math.exp(bound) * typical, MOST_OF_LOSS * np.abs(here)))
     place = int((gap / allowed).argmax())
     return Gap(place + 1, float(abs(record - here)[place]), float(allowed[place]))

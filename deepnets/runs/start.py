@@ -59,10 +59,12 @@ def with_weights_from(config: Config, places: Iterable[Path]) -> Config:
     """
     if config.weights is None:
         return config
-    if found := [place for place in places if hash_of(place) == config.weights_hash]:
-        return replace(config, weights=str(found[0]))
-    if Path(config.weights).exists():  # not a record, but a run
-        return config
+    for place in places:
+        if hash_of(place) == config.weights_hash and (place.is_file() or RunFolder(place).has_weights):
+            return replace(config, weights=str(place))
+    with suppress(UserError):  # the configuration of a record names no path
+        if hash_of(Path(config.weights)) == config.weights_hash:
+            return config
     raise UserError(
         f"it started from weights of the hash {config.weights_hash}: name the run or file that has them, as in "
         "--weights RUN_OR_FILE"

@@ -40,6 +40,7 @@ OF_SLURM = (QUEUED, RUNNING, STOPPED, DEAD)  # in these states, SLURM may know m
 
 OVER = (CANCELLED, DEAD, FAILED, DIVERGED, FINISHED)  # in these, nothing more happens unless somebody starts the run
 
+QUEUED_AGAIN = "queued again"
 REFRESH_SECONDS = 2.0
 STYLES = {FINISHED: "green", RUNNING: "cyan", STOPPED: "yellow", DIVERGED: "yellow", FAILED: "red", DEAD: "bold red"}
 STYLES |= {CANCELLED: "yellow"}
@@ -133,7 +134,7 @@ def _with_task(folder: RunFolder, state: State, answer: jobs.Answer | None) -> S
         why = task.reason and f": {task.reason}"
         if state.name == QUEUED:
             return replace(state, reason=f"pending{why}")
-        return replace(state, name=STOPPED, reason=f"queued again{why}")
+        return replace(state, name=STOPPED, reason=f"{QUEUED_AGAIN}{why}")
     is_over = task is not None and task.has_ended
     if not is_over and (state.name == RUNNING or (task and state.name == QUEUED)):
         return state
@@ -223,7 +224,7 @@ def _nothing_follows(folders: list[RunFolder], idle_since: list[float]) -> bool:
     `idle_since` holds the time of the first call without such a run, or nothing.
     """
     states = read_states(folders).values()
-    if any(state.name in (RUNNING, QUEUED) or state.job for state in states):
+    if any(state.name in (RUNNING, QUEUED) or (state.reason or "").startswith(QUEUED_AGAIN) for state in states):
         idle_since.clear()
     elif not idle_since:
         idle_since.append(time.monotonic())

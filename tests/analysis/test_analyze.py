@@ -5,6 +5,7 @@ import importlib
 import json
 import re
 import shutil
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,12 +20,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from deepnets.analysis import lesion
 from deepnets.analysis.commands import lesion as command
+from deepnets.analysis.commands.output import Output
 from deepnets.config.claim import claims_on_file, registered_on_file
 from deepnets.config.claim_test import Analysed
 from deepnets.config.sweep import SWEEPS
 from deepnets.errors import UserError
 from deepnets.monitor.style import mark_stages, new_figure
-from deepnets.results.registered import analysed_number
+from deepnets.results.registered import analysed_number, noted_by
 from deepnets.runs.contents import Origin
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
@@ -255,6 +257,36 @@ def test_gates_of_a_run(
     assert figures(tmp_path) == {"gates_blocks", "gates_routing"}
     assert "class 7" in (tmp_path / "gates_routing.svg").read_text()
     assert "biases began at -2" in capsys.readouterr().out
+
+
+def test_numbers_never_lie_beside_the_options_of_an_earlier_analysis(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def options(images: int | None, subject: Path = tmp_path) -> Namespace:
+        changed = ["images"] if images else []
+        return Namespace(output=None, subject=[str(subject)], images=images, changed=changed)
+
+    def interrupted() -> None:
+        with Output("gates", tmp_path, options(16)) as output:
+            output.table("blocks", {"bias": [2.0]})
+            raise KeyboardInterrupt
+
+    (tmp_path / "config.yaml").touch()
+    with Output("gates", tmp_path, options(None)) as output:
+        output.table("blocks", {"bias": [1.0]})
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert noted_by(tmp_path / "analysis", "gates")["changed"] == ["images"]
+    assert "with other options: --images not given then, 16 now" in capsys.readouterr().out
+    elsewhere = options(None, tmp_path / "another_run")
+    elsewhere.output = tmp_path / "analysis"
+    with Output("gates", elsewhere.output, elsewhere):
+        pass
+    assert noted_by(tmp_path / "analysis", "gates")["changed"] == ["subject"]
+    (tmp_path / "analysis" / "gates.json").write_text("[")  # a damaged file is replaced
+    with Output("gates", tmp_path, options(16)):
+        pass
+    assert noted_by(tmp_path / "analysis", "gates")["options"]["images"] == 16
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from torch import nn
 
 from deepnets.config.build import TARGETS, build, check_node
 from deepnets.config.compose import compose
-from deepnets.config.trust import to_trust, trust
+from deepnets.config.trust import is_trusted, to_trust, trust, trusting
 from deepnets.errors import UserError
 from deepnets.models.resize import ShortcutShape
 from deepnets.schedule import Step
@@ -149,10 +149,15 @@ def test_an_integer_becomes_a_float_where_a_class_of_the_users_own_says_so() -> 
 
 def test_a_class_is_trusted_by_its_file_where_that_lies_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert to_trust("gates.scalar.Gate") == "gates.scalar.Gate"
-    (tmp_path / "gates").mkdir()
-    (tmp_path / "gates" / "scalar.py").touch()
-    assert to_trust("gates.scalar.Gate") == "gates/scalar.py"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert to_trust("own_gates.Gate") == "own_gates.Gate"
+    (tmp_path / "own_gates.py").write_text("class Gate: ...")
+    (tmp_path / "own_package").mkdir()
+    (tmp_path / "own_package" / "gates.py").write_text("class Gate: ...")
+    for target, named in (("own_gates.Gate", "own_gates.py"), ("own_package.gates.Gate", "own_package.gates.Gate")):
+        assert to_trust(target) == named
+        with trusting(named):
+            assert is_trusted(target)
 
 
 def test_a_trusted_target_that_is_not_there_is_told() -> None:

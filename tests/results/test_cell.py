@@ -93,7 +93,7 @@ def test_trials_are_listed_apart_and_not_compared_with_one_another(tmp_path: Pat
     assert [line[0] for line in result_sheets(table.trials)[0].lines] == ["fc10,0", "fc10,1", "fc10,2"]
     assert comparison_sheets(table) == []
     exported = list(csv.DictReader(io.StringIO(to_csv([table]))))
-    assert [float(line["loss"]) for line in exported] == [pytest.approx((k + 1) / 100) for k in range(3)]
+    assert [float(line["train_loss"]) for line in exported] == [pytest.approx((k + 1) / 100) for k in range(3)]
     assert len({line["optimizer.lr"] for line in exported}) == 3  # the value that each trial drew
     assert [(line["row"], float(line["errors"])) for line in exported] == [
         (f"fc10,{k}", pytest.approx((k + 1) / 10)) for k in range(3)

@@ -171,9 +171,12 @@ def test_an_analysis_is_drawn_over_training(
     initial, early, late = (float(row["gradient_norm"]) for row in rows)
     assert initial != early != late
     assert json.loads((tmp_path / "gradients.json").read_text())["changed"] == ["iteration", "images", "test_images"]
-    assert "replaces" not in capsys.readouterr().out
+    assert "will replace" not in capsys.readouterr().out
     assert analyze("gradients", trained.path, *options) == 0
-    assert f"gradients: replaces the results in {tmp_path} with iteration=20,1; --output" in capsys.readouterr().out
+    told = (
+        f"gradients: will replace the results in {tmp_path} with other options: --iteration 20,1 then, not given now\n"
+    )
+    assert told in capsys.readouterr().out
     assert json.loads((tmp_path / "gradients.json").read_text())["changed"] == ["images", "test_images"]
     with (tmp_path / "gradients_units.csv").open() as file:
         last = [row for row in csv.DictReader(file) if row["unit"] == "1"][-1]

@@ -210,6 +210,8 @@ def test_watching_ends_if_nobody_trains_what_waits(
 ) -> None:
     monkeypatch.setattr("deepnets.runs.status.STALLED_SECONDS", -1.0)
     Result.model_validate({"status": "diverged"}).write(grid / "row" / "seed5")
+    ended = RunFolder(grid / "row" / "seed15")
+    ended.status.model_copy(update={"job": "7_0"}).write(ended.path)  # a job of SLURM trained it
     assert show([grid], watch=True) == 0  # the first run waits
     assert "4 runs: 1 waiting, 1 failed, 1 diverged, 1 finished" in capsys.readouterr().out
 

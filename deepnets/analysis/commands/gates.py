@@ -15,7 +15,7 @@ from deepnets.errors import UserError
 from deepnets.monitor.style import new_figure, show_array
 from deepnets.system.printing import with_progress
 
-SAME = 1e-6  # classes whose mean gates differ by less do not differ: rounding
+SAME = 1e-6  # rounding alone may let the mean gates of two classes differ by so much
 ABSENT = "0.85"  # the grey of blocks that a narrower layer lacks
 
 

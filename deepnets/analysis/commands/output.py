@@ -7,7 +7,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -49,6 +49,10 @@ class Output:
         given = vars(arguments)
         self.options = {name: _plain(value) for name, value in given.items() if name not in ("run", "changed")}
         self.changed = [name for name in given.get("changed", ()) if name not in PLACES]
+        subject = next(iter(given.get("subject") or []), None)
+        in_run = (self.folder.parent / "config.yaml").is_file()
+        if subject and in_run and Path(subject).resolve() != self.folder.parent.resolve():
+            self.changed.append("subject")  # these are not results of the run in whose folder they lie
         self.findings: list[dict[str, Any]] = []
 
     def __enter__(self) -> Self:
@@ -59,7 +63,8 @@ class Output:
             if self.folder.parent == self.events:
                 make_own_folder(self.folder)
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._name_replaced()
+            self._tell_replaced()
+            self._note()
             self.writer = stack.enter_context(closing(event_writer(self.events)))
             stack.enter_context(styled())
             self.held = stack.pop_all()
@@ -68,26 +73,36 @@ class Output:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.held.close()
         if kind is None:
-            contents: dict[str, Any] = {"analysis": self.analysis, "options": self.options, "changed": self.changed}
-            contents["findings"] = self.findings
-            if not (self.events / "config.yaml").is_file():  # no run folder: no result notes the claims
-                contents["claims"] = self._claims_known()
-            text = json.dumps(contents, indent=1, ensure_ascii=False, allow_nan=False)
-            write_atomically(self.folder / f"{self.analysis}.json", text + "\n")
+            self._note()
             print(printable(f"results      {RunFolder(self.folder)}/{self.analysis}_*"))
 
-    def _name_replaced(self) -> None:
-        """Print which options the results had that this analysis replaces, if it has others."""
-        earlier = noted_by(self.folder, self.analysis).get("options", {})
-        differing = {name: value for name, value in earlier.items() if value != self.options.get(name)}
-        if words := [f"{name}={value}" for name, value in differing.items() if name not in PLACES]:
-            place = RunFolder(self.folder)
-            print(
-                printable(
-                    f"{self.analysis}: replaces the results in {place} with {', '.join(words)}; --output keeps them"
-                ),
-                flush=True,
-            )
+    def _note(self) -> None:
+        """Write the JSON file; before the first table too, so that no table is read with the options of an earlier one.
+
+        The first call decides which claims the file holds.
+        """
+        contents: dict[str, Any] = {"analysis": self.analysis, "options": self.options, "changed": self.changed}
+        contents["findings"] = self.findings
+        if not (self.events / "config.yaml").is_file():  # no run folder: no result notes the claims
+            contents["claims"] = self._claims_known()
+        text = json.dumps(contents, indent=1, ensure_ascii=False, allow_nan=False)
+        write_atomically(self.folder / f"{self.analysis}.json", text + "\n")
+
+    def _tell_replaced(self) -> None:
+        """Print how the options of the results that this analysis will replace differ from its own."""
+        earlier = None
+        with suppress(UserError):  # a damaged file is replaced too
+            earlier = noted_by(self.folder, self.analysis).get("options")
+        now = self.options
+        names = [name for name in (earlier if isinstance(earlier, dict) else ()) if name not in PLACES]
+        differing = [
+            f"--{name.replace('_', '-')} {_given(earlier[name])} then, {_given(now.get(name))} now"
+            for name in names
+            if earlier and earlier[name] != now.get(name)
+        ]
+        if differing:
+            told = f"will replace the results in {RunFolder(self.folder)} with other options"
+            print(printable(f"{self.analysis}: {told}: {'; '.join(differing)}"), flush=True)
 
     def _claims_known(self) -> list[str]:
         """Return the claims on file, as SWEEP/HASH; if the folder already has numbers, only those noted then."""
@@ -168,6 +183,11 @@ def whole_numbers(option: str, text: str, least: int = 1, most: float = math.inf
         bounds = f"of at least {least}" if math.isinf(most) else f"from {least} to {most}"
         raise UserError(f"{option} {text}: must be whole numbers {bounds} with commas, e.g. {least},{least + 1}")
     return [int(part) for part in parts]
+
+
+def _given(value: Any) -> str:
+    """Return an option's value as a message says it."""
+    return "not given" if value is None or value is False else "given" if value is True else str(value)
 
 
 def _plain(value: Any) -> Any:

@@ -17,7 +17,7 @@ from deepnets.monitor.style import line_style, name_lines, new_panels
 from deepnets.results.cell import final_loss
 from deepnets.results.read import Run, read_runs
 
-FEWEST_POINTS = 3  # best rates, by which a line has a spread about it
+FEWEST_POINTS = 3  # a line goes through fewer best rates exactly, which says nothing about its error
 
 DEPTH, RATE = "model.depth", "optimizer.lr"
 add_options = add_folders
