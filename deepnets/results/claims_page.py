@@ -249,7 +249,7 @@ def _cost(table: Table, index: int, findings: Sequence[AnyFinding]) -> list[str]
 def _measured(finding: AnyFinding) -> str:
     assert finding.interval
     low, high = map(signed, finding.interval)
-    return f"{signed(finding.difference)}, {low} to {high}, {finding.looks[-1].seeds} seeds each"
+    return f"{signed(finding.difference)}, {low} to {high}, {finding.looks[-1].seeds} {finding.unit}s each"
 
 
 def _is_final(finding: AnyFinding) -> bool:
@@ -271,18 +271,18 @@ def _next_look(finding: AnyFinding, meaning: str = "") -> str:
     texts = [_without_analysis(finding.analyses)] if finding.analyses else []
     if any(finding.lacking):
         chance = f" ({100 * finding.chance:.0f}%{meaning})" if finding.chance is not None else ""
-        by_row = [(side.row, _listed(lacking)) for side, lacking in zip(finding.sides, finding.lacking, strict=True)]
+        pairs = zip(finding.sides, finding.lacking, strict=True)
+        by_row = [(side.row, _listed(lacking, finding.unit)) for side, lacking in pairs]
         is_same = all(lacking == finding.lacking[0] for lacking in finding.lacking)
         seeds = by_row[0][1] if is_same else "; ".join(f"{row}: {listed}" for row, listed in by_row if listed)
         texts.append(seeds + chance)
     return "; ".join(texts)
 
 
-def _listed(seeds: Sequence[int]) -> str:
-    """Return text such as `seeds 3 4`. More than `MOST` are trials of a search: only the first and last are named."""
-    if len(seeds) > MOST:
-        return f"trials {seeds[0]} to {seeds[-1]}"
-    return f"seed{'s' * (len(seeds) > 1)} {' '.join(map(str, seeds))}" if seeds else ""
+def _listed(seeds: Sequence[int], unit: str) -> str:
+    """Return text such as `seeds 3 4`; of more than `MOST`, only the first and last are named."""
+    numbers = " ".join(map(str, seeds)) if len(seeds) <= MOST else f"{seeds[0]} to {seeds[-1]}"
+    return f"{unit}{'s' * (len(seeds) > 1)} {numbers}" if seeds else ""
 
 
 def _without_analysis(commands: Sequence[str]) -> str:

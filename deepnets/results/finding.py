@@ -7,7 +7,7 @@ from enum import StrEnum
 from functools import cached_property
 from itertools import count, islice
 from statistics import fmean
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -127,6 +127,7 @@ class Finding:
     margin: float | None = None
     learns: bool = True
     p_holm: float | None = None
+    unit: ClassVar[str] = "seed"  # what a look counts
     analyses: tuple[str, ...] = ()
 
     @property

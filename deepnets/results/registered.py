@@ -74,6 +74,11 @@ class RegisteredFinding:
         return self.claim.test
 
     @property
+    def unit(self) -> str:
+        """What a look counts."""
+        return "trial" if self.test.best else "seed"
+
+    @property
     def text(self) -> str:
         return self.claim.sentence
 
