@@ -37,6 +37,7 @@ DEEP = (
     "huang2016_table1_augmented",
     "identity_start",
     "ordering_warmup_resnet",
+    "srivastava2025_gates",
 )
 LEFT_OUT = {  # at scale=deep
     "he2015_table6": {"model=resnet1202"},
