@@ -139,10 +139,7 @@ def kept_code(folder: RunFolder, config: Config) -> tuple[RunFolder, Code] | Non
         versions = {version: found for version, found in _versions(others).items() if version not in own} or own
     if len(versions) > 1:
         which = f"{folder}: code=frozen cannot choose between versions {' and '.join(versions)}, which trained other"
-        raise UserError(
-            f"{which} seeds of its row; first train the seeds of one of them again, by their numbers, code=frozen and "
-            "overwrite=true, which take the version of the other seeds; without code=frozen, today's is used"
-        )
+        raise UserError(f"{which} seeds of its row; first train one version's seeds again: code=frozen overwrite=true")
     return next(iter(versions.values()), None)
 
 
