@@ -19,8 +19,8 @@ from rich.table import Column, Table
 from deepnets.config.build import build
 from deepnets.config.claim import check_claims, claims_of
 from deepnets.config.project import git_commit, typed_command
-from deepnets.config.schema import Config, Row
-from deepnets.errors import UserError
+from deepnets.config.schema import CodeChoice, Config, Row
+from deepnets.errors import UserError, listed
 from deepnets.launch.reuse import (
     before_claims,
     beside_other_code,
@@ -36,7 +36,7 @@ from deepnets.launch.reuse import (
     twins_of,
     use_chosen_code,
 )
-from deepnets.runs.code import changed_files, code_of, code_to_execute, store
+from deepnets.runs.code import changed_files, code_of, code_to_execute, noted_code, store
 from deepnets.runs.contents import FAILED, Code, Origin, Result, Unreadable
 from deepnets.runs.execute import inspect
 from deepnets.runs.folder import BESIDE, Locked, OtherSettings, RunFolder, lines_by_reason, remedies_of
@@ -92,14 +92,17 @@ def launch(rows: list[Row]) -> int:
     if told := beside_other_settings([pair for pair in fresh if first.overwrite or not pair[1].is_complete]):
         print_line(told)
     to_execute, new_code, other_data = {}, dict[RunFolder, Code](), Counter[str]()
-    of_own_code: list[RunFolder] = []
+    of_own_code, switched = list[RunFolder](), list[RunFolder]()
     for row, folder in with_progress(pairs, "runs frozen"):
         try:
             code, kept = code_of(row.config), chosen.get(folder)
             if isinstance(kept, Code) and code and not changed_files(folder, kept, code):
                 code = kept  # as it was noted when it was copied
             if row.config.overwrite or not folder.is_complete:
+                was = noted_code(folder) if first.code == CodeChoice.current and not first.overwrite else None
                 folder.freeze(row.config, _origin(row, folder, code), folder in begun)
+                if was and code and was.hash != code.hash:
+                    switched.append(folder)
                 if code and folder not in queued:
                     store(folder, row.config, code)
                     new_code[folder] = code
@@ -117,6 +120,9 @@ def launch(rows: list[Row]) -> int:
         to_execute[folder] = row.config
     lines = trained_before_change(of_own_code, {folder: row.overrides for row, folder in pairs})
     lines += kept_by_queue(queued)
+    if switched:
+        rows_of = listed(each.path.parent.name for each in switched)
+        lines.append(f"code=current: {len(switched)} of these runs will use today's code (rows {rows_of})")
     for line in lines:
         print_line(line)
     if told := beside_other_code(new_code, queued, is_told=bool(lines)):

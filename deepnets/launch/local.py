@@ -48,8 +48,8 @@ MAY_DIFFER = (
     "optimizer.nesterov",
     "optimizer.weight_decay",
     "model.initialization",
-    "model.shortcut.bias",
 )
+GATE_BIAS = "model.shortcut.bias"  # may differ too in deepnets' gates, where only the initial weights depend on it
 MUST_AGREE = ("device", "threads")  # settings outside the identity that must be equal too
 
 
@@ -277,7 +277,8 @@ def _shared_settings(config: Config) -> str:
     """Return as text the settings that must be equal in all runs of a group."""
     values = flat(identity(config)) | {key: getattr(config, key) for key in MUST_AGREE}
     values["dataset.root"] = config.dataset.get("root")
-    free = tuple(f"{key}." for key in MAY_DIFFER)
+    is_ours = str(values.get("model.shortcut._target_", "")).startswith("deepnets.")
+    free = tuple(f"{key}." for key in ((*MAY_DIFFER, GATE_BIAS) if is_ours else MAY_DIFFER))
     return json.dumps({key: value for key, value in values.items() if not f"{key}.".startswith(free)}, sort_keys=True)
 
 

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -27,13 +28,14 @@ from deepnets.launch.slurm_queue import (
     changed_options,
     is_queued,
     limits,
+    queued_code,
     seconds_of,
     slurm_answer,
     sort_out,
     submit_after,
 )
 from deepnets.launch.task import batch_script, snapshot
-from deepnets.runs.contents import FAILED
+from deepnets.runs.contents import DIVERGED, FAILED, Job
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.jobs import LOGS, forget_answers
 from deepnets.runs.status import State, follow, read_states
@@ -165,14 +167,21 @@ class Slurm:
             left = sort_out(folders, self.retry)
             self._submit({folder: runs[folder] for folder in left.new}, jobs)
         jobs += sorted({task.split("_")[0] for task in left.queued.values()}, key=int)
-        complete = sum(folder.is_complete for folder in folders)
+        for folder, task in left.queued.items():
+            if not folder.job:  # overwrite=true deleted it
+                Job(job=task, submitted=datetime.now(UTC)).write(folder.path)
+        results = [result for folder in folders if (result := folder.completed)]
+        diverged = sum(result.status == DIVERGED for result in results)
         print(
             f"{len(left.new)} of {len(folders)} runs submitted; {len(left.queued)} already in the queue, "
-            f"{len(left.elsewhere)} running elsewhere, {len(left.failed)} failed before, {complete} complete"
+            f"{len(left.elsewhere)} running elsewhere, {len(left.failed)} failed before, {len(results)} complete"
+            + f" ({diverged} diverged)"
+            * bool(diverged)
         )
         for array, queued_task in left.pending.items():
             config = next(runs[folder] for folder, task in left.queued.items() if task.partition("_")[0] == array)
-            if line := changed_options(array, queued_task, self.directives(queued_task.script.parent, 1, config)):
+            options = changed_options(array, queued_task, self.directives(queued_task.script.parent, 1, config))
+            for line in filter(None, (options, queued_code(array, queued_task))):
                 print(printable(line))
         print_failed_before(left.failed)
         if jobs:

@@ -15,9 +15,9 @@ from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 
-from deepnets.errors import UserError
+from deepnets.errors import UserError, listed
 from deepnets.launch.grid import Retry
-from deepnets.launch.task import ARRAYS, LEFT, ROWS, snapshot, verifying_lines
+from deepnets.launch.task import ARRAYS, LEFT, ROWS, changed_since, snapshot, verifying_lines
 from deepnets.runs.code import FOLDER
 from deepnets.runs.contents import FAILED, Job, Result
 from deepnets.runs.folder import Locked, RunFolder
@@ -98,6 +98,16 @@ def changed_options(array: str, task: QueuedTask, wanted: Sequence[str]) -> str 
     again = f"scancel --state=PENDING {array} and this command again"
     apply = f"scontrol update jobid={array} {' '.join(updates)}, or {again}" if len(updates) == len(changed) else again
     return f"queued  {array}: keeps the options it was submitted with ({differences}); to apply them: {apply}"
+
+
+def queued_code(array: str, task: QueuedTask) -> str | None:
+    """Return a line that says which files of deepnets a pending array executes as they were; None if none changed."""
+    if not (files := changed_since(task.script)):
+        return None
+    return (
+        f"queued  {array}: will execute deepnets as it was submitted ({listed(files)} changed since); for today's: "
+        f"scancel --state=PENDING {array} and this command again"
+    )
 
 
 def _is_same(given: str | None, queued: str | None, name: str) -> bool:
@@ -374,7 +384,9 @@ def _number(file: Path, script: str) -> str:
 def _counted(tasks: Mapping[RunFolder, int]) -> str:
     """Count the runs and tasks in words: `3 runs`, or `3 runs in 2 tasks`."""
     number = len(set(tasks.values()))
-    return f"{len(tasks)} run{'s' * (len(tasks) > 1)}" + (f" in {number} tasks" if number < len(tasks) else "")
+    return f"{len(tasks)} run{'s' * (len(tasks) > 1)}" + (
+        f" in {number} task{'s' * (number > 1)}" if number < len(tasks) else ""
+    )
 
 
 def _new_directory(parent: Path) -> Path:

@@ -10,7 +10,7 @@ import hashlib
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from deepnets.distributed.signals import Interrupted, Interruption, block_signals
@@ -82,6 +82,8 @@ while mapfile -t left <"$todo" && [ ${{#left[@]}} -gt 0 ] && [ -z "$ending" ] &&
     [ -z "$signal" ] || pass_on "$signal"
     while signal=; wait "$child"; code=$?; [ -n "$signal" ]; do :; done
     child=
+    ended=$((${{#left[@]}} - $(wc -l <"$todo")))  # of several runs in one process
+    [ "$ended" -eq 0 ] || printf "$(date -Iseconds) $task: ended: %s\\n" "${{left[@]:0:$ended}}"
     [ "$code" -eq 0 ] || row=$(head -n 1 "$todo")
     echo "$(date -Iseconds) $task: exit code $code: $row"
     if [ "$code" -eq 138 ]; then
@@ -173,15 +175,26 @@ def snapshot(sweep: Path) -> Path | None:
         return PACKAGE.parent
     if INSTALLED:
         return None
-    contents = {file.relative_to(PACKAGE.parent): file.read_bytes() for file in _files(PACKAGE)}
+    contents = _package()
     contents |= {Path("deepnets/conf") / file.relative_to(CONF): file.read_bytes() for file in _files(CONF)}
     contents[Path("deepnets/conf/commit")] = (git_commit() or "").encode()
-    lines = [f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in sorted(contents.items())]
-    sums = "".join(lines).encode()
+    sums = _sums(contents).encode()
     copy = sweep / FOLDER / f"deepnets-{hashlib.sha256(sums).hexdigest()[:16]}"
     if not (copy / SUMS).is_file():
         write_folder(copy, contents | {Path(SUMS): sums})
     return copy
+
+
+def changed_since(script: Path) -> list[str]:
+    """Return the files of the package that have changed since the array with this script was submitted.
+
+    YAML does not count, because a submitted run is frozen; nor do files that are gone with the array's copy.
+    """
+    words = [line.removeprefix("code=") for line in script.read_text().splitlines() if line.startswith("code=")]
+    if INSTALLED or not words or not (sums := Path(*shlex.split(words[0])) / SUMS).is_file():
+        return []
+    then = {line for line in sums.read_text().splitlines() if not line.partition("  ")[2].startswith("deepnets/conf/")}
+    return sorted({line.partition("  ")[2] for line in then ^ {*_sums(_package()).splitlines()}})
 
 
 def verifying_lines(copy: Path | None) -> str:
@@ -238,6 +251,14 @@ def main() -> int:
                     raise
             write_atomically(arguments.left, "".join(f"{row}\n" for row in rows[1:]))
     return 0
+
+
+def _package() -> dict[Path, bytes]:
+    return {file.relative_to(PACKAGE.parent): file.read_bytes() for file in _files(PACKAGE)}
+
+
+def _sums(contents: Mapping[Path, bytes]) -> str:
+    return "".join(f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in sorted(contents.items()))
 
 
 def _files(folder: Path) -> list[Path]:

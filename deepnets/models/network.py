@@ -17,6 +17,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.checkpoint import checkpoint
 
 from deepnets.models.batchnorm import BatchNorm, GhostBatchNorm, SynchronizedBatchNorm
+from deepnets.models.gates import Delta
 from deepnets.models.initialization import Initialization, initialize
 from deepnets.models.parallel import Dropout, Share
 from deepnets.models.shortcuts import Dropped
@@ -52,8 +53,8 @@ class UnitNetwork(nn.Module):
     def complete(self, survival: Survival | None, initialization: Initialization | str) -> None:
         """Set `survival` and draw all parameters, after the constructor has built the layers.
 
-        Raises ValueError if stochastic depth could skip the branch of a plain unit, or if `survival` or `initialize`
-        raises it.
+        Raises ValueError if stochastic depth could skip the branch of a plain unit, or if a shortcut reads only the
+        direction of F(x), or if `survival` or `initialize` raises it.
         """
         self.survival = survival
         self.keep(Memory.full)
@@ -62,6 +63,10 @@ class UnitNetwork(nn.Module):
             if any(unit.is_plain for unit in self.units):
                 raise ValueError(
                     "a plain unit computes nothing without its branch: choose a shortcut, or survival none"
+                )
+            if any(isinstance(unit.shortcut, Delta) for unit in self.units):
+                raise ValueError(
+                    "deep_delta reads the direction of F(x) alone, which p F(x) has too: choose survival none"
                 )
         initialize(self, self.head, initialization)
         self.generator = own_generator() if survival else None

@@ -182,8 +182,12 @@ def obstacle(network: nn.Module, shape: tuple[int, int, int]) -> str | None:
         return "stochastic depth skips different units in each network"
     if any(map(draws, network.modules())):
         return "dropout drops different values in each network"
-    kinds = {type(module) for module in network.modules()}
-    if unknown := sorted(kind.__name__ for kind in kinds if not kind.__module__.startswith(("torch.nn.", "deepnets."))):
+    own = [module for module in network.modules() if not type(module).__module__.startswith(("torch.nn.", "deepnets."))]
+    for module in own:
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor):  # the stack would use the first network's in all of them
+                return f"{type(module).__name__}: its tensor {name} is neither a parameter nor a buffer"
+    if unknown := sorted({type(module).__name__ for module in own}):
         parameters, buffers = (
             {
                 name: tensor.detach().to("meta").expand(2, *tensor.shape).clone().requires_grad_(tensor.requires_grad)

@@ -14,6 +14,7 @@ from deepnets.config.trust import trust
 from deepnets.launch.grid import launch
 from deepnets.launch.local import groups_of, run_together
 from deepnets.models.fully_connected import FullyConnected
+from deepnets.models.shortcuts import Gated
 from deepnets.monitor.dashboard import Dashboard
 from deepnets.runs import checkpoint
 from deepnets.runs.contents import Origin, Result, unpacked
@@ -200,6 +201,22 @@ def test_networks_of_your_own_are_stacked_unless_they_draw(tmp_path: Path) -> No
     assert groups == [folders[:2], [folders[2]], [folders[3]]]
     assert alone[folders[3]].startswith("NoisyNet: ")
     assert "random" in alone[folders[3]]
+
+
+class OwnGate(Gated):
+    """Adds its bias to the sum, so that runs with different biases compute different functions."""
+
+    def forward(self, x: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+        return super().forward(x, r) + self.bias
+
+
+def test_the_bias_of_a_gate_of_your_own_may_be_part_of_what_it_computes(tmp_path: Path) -> None:
+    own = f"model.shortcut._target_={__name__}.{OwnGate.__name__}"
+    folders = [frozen(tmp_path / str(bias), own, f"model.shortcut.bias={bias}") for bias in (-1, -2)]
+    trust([f"{__name__}.{OwnGate.__name__}"])
+    groups, alone = groups_of(folders, 2)
+    assert groups == [[folder] for folder in folders]
+    assert alone[folders[0]].startswith("no other row")
 
 
 def test_groups_have_at_most_so_many_rows_and_equal_iterations(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from deepnets.runs.folder import RunFolder
+from deepnets.runs.status import QUEUED, read_state
 from tests.command import ROOT
 from tests.runs.test_code import OPTION, SCALES, SHORTCUT
 from tests.slurm import answer, queue, slurm, until
@@ -126,11 +128,29 @@ def test_queued_runs_take_todays_code_where_the_command_says_so(clone: Path) -> 
         (clone / "own_scales.py").write_text(f"{SCALES}edited = True\n")
         told = train(clone, "name=queued", "seed=0")
         assert "With code=current, those that are not training use today's, by the same jobs" in told
+        assert "will execute deepnets as it was" not in told
+        package = clone / "deepnets/loss.py"
+        package.write_text(f"{package.read_text()}edited = True\n")
         chosen = train(clone, "name=queued", "seed=0", "code=current")
+        assert "code=current: 1 of these runs will use today's code (rows " in chosen
         assert "0 of 1 runs submitted; 1 already in the queue" in chosen
+        assert (
+            f"queued  {job}: will execute deepnets as it was submitted (deepnets/loss.py changed since); for today's: "
+            f"scancel --state=PENDING {job} and this command again"
+        ) in chosen
         answer("scontrol", "release", job)
         until(lambda: not any(task.startswith(job) for task in queue()), "the job has ended")
         result = json.loads((run_folder(clone, 0) / "result.json").read_text())
         assert result["status"] == "finished", result
         assert [code["hash"] for code in result["code"].values()] != [noted]
         assert (clone / "outputs/queued/.code" / result["code"]["0"]["hash"]).is_dir()
+
+
+def test_a_run_that_is_deleted_in_the_queue_stays_queued(clone: Path) -> None:
+    with slurm():
+        job = job_of(train(clone, "name=queued", "seed=0"))
+        assert "0 of 1 runs submitted; 1 already in the queue" in train(
+            clone, "name=queued", "seed=0", "overwrite=true"
+        )
+        state = read_state(RunFolder(run_folder(clone, 0)))
+        assert (state.name, state.job) == (QUEUED, f"{job}_0")

@@ -145,7 +145,6 @@ def test_concatenation_is_refused_where_the_width_is_fixed(network: Callable[...
         "separate_gates",
         "highway_separate_gates",
         "orthogonal",
-        "deep_delta",
         "deepnorm",
         "projection",
     ],

@@ -195,6 +195,17 @@ class Asking(nn.Module):
         return -x if x.sum() > 0 else x
 
 
+class Holding(nn.Module):
+    """Has a tensor of its own that no stack can hold for each row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mask = torch.rand(2, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.mask
+
+
 class Negated(nn.Module):
     """Does the same for every row."""
 
@@ -202,7 +213,7 @@ class Negated(nn.Module):
         return -x
 
 
-@pytest.mark.parametrize("layer", [Noisy, Asking, Negated])
+@pytest.mark.parametrize("layer", [Noisy, Asking, Holding, Negated])
 def test_a_layer_of_your_own_is_tried_out(layer: type[nn.Module]) -> None:
     with torch.device("meta"):
         found = obstacle(nn.Sequential(nn.Conv2d(1, 2, 3), layer()), (1, 4, 4))
