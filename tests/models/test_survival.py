@@ -173,7 +173,7 @@ def test_a_run_with_all_units_is_the_net_of_constant_depth(network: Callable[...
         (["model/survival=uniform", "model.survival.probability=1.5"], "probability: got 1.5; must be at most 1"),
         (["model/survival=random_subset"], "size is 23; of 9 units, 1 to 9 can survive"),
         (["model/survival=uniform", "model/shortcut=none"], "a plain unit computes nothing without its branch"),
-        (["model/survival=uniform", "model/shortcut=deep_delta"], "deep_delta reads the direction of F(x) alone"),
+        (["model/survival=uniform", "model/shortcut=deep_delta"], r"deep_delta reads the direction of F\(x\) alone"),
     ],
 )
 def test_an_impossible_survival_is_refused(network: Callable[..., ResNet], overrides: list[str], message: str) -> None:
