@@ -162,6 +162,16 @@ def add_weights_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_iteration_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option that chooses among the weights that a run has kept."""
+    parser.add_argument(
+        "--iteration",
+        type=int,
+        metavar="N",
+        help="take the weights of this iteration, which keep_checkpoints=K or selection=best_validation kept",
+    )
+
+
 def add_data_option(parser: argparse.ArgumentParser) -> None:
     """Add the option of the commands that need to know the input of a run's network."""
     parser.add_argument(

@@ -65,7 +65,7 @@ def load_run(
     If there is no checkpoint, the weights are read from `weights.safetensors`, as in a record or an export. Their
     iteration is printed. A finished run must have the weights of its last iteration; if its last checkpoint is damaged
     or missing, `allow_previous` accepts earlier weights. With `iteration`, the weights of this iteration are read, if
-    keep_checkpoints=N has kept them.
+    keep_checkpoints=N or selection=best_validation has kept them.
 
     `trust` is the value of --trust: your own classes, modules, files of Python, or your project's file. If your code
     has changed since the run was trained, `code="frozen"` executes the copy beside the run, which must be the code that
@@ -87,20 +87,21 @@ def load_classifier(
     allow_previous: bool = False,
     data: str | Path | None = None,
     code: str | None = None,
+    iteration: int | None = None,
 ) -> Classifier:
     """Load the network of `load_run`, on the CPU, with everything that turns an image file into a class.
 
     `classifier.read(file)` gives an image (H, W, C) uint8, and `classifier.predict(images)` the probabilities
     (N, classes) of images (N, H, W, C) uint8, in the order of `classifier.classes`. `data` is the folder of the run's
     data; only a run of an earlier version needs it, because that version did not store the normalisation. `trust`,
-    `allow_previous` and `code` are as in `load_run`.
+    `allow_previous`, `code` and `iteration` are as in `load_run`.
 
     Raises:
         UserError: `load_run` raises it; or the run has not stored its normalisation, and `data` is not given or not
             its data.
     """
     with trusting(trust), choosing_code(code):
-        weights = read_weights(folder, allow_previous)
+        weights = read_weights(folder, allow_previous, iteration)
         return classifier_of(with_input(weights, folder, data))
 
 

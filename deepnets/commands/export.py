@@ -10,23 +10,35 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
+from torch import nn
 
-from deepnets.command import Parser, add_data_option, add_weights_options
+from deepnets.command import Parser, add_data_option, add_iteration_option, add_weights_options
 from deepnets.config.build import TARGETS, targets_in
 from deepnets.config.identity import difference, identity
 from deepnets.config.schema import Config
 from deepnets.config.trust import chosen_code
 from deepnets.errors import UserError, printable
+from deepnets.models.resnet import ResNet
 from deepnets.results.read import read_runs
 from deepnets.runs.classifier import PROGRAM, classifier_of, with_input, write_program
 from deepnets.runs.code import copy_code, copy_of, modules_in, noted_code
 from deepnets.runs.contents import FINISHED, Input, Result
 from deepnets.runs.folder import RunFolder
-from deepnets.runs.weights import NoSuchNetwork, Weights, read_weights, write_for_torchvision, write_weights
+from deepnets.runs.weights import (
+    Weights,
+    load_state,
+    read_weights,
+    selected_iteration,
+    torchvision_names,
+    write_safetensors,
+    write_weights,
+)
 from deepnets.system.files import read_text, write_atomically, writing
 from deepnets.system.printing import markdown_cell
 
+TOLERANCE = 1e-4  # of the largest logit; another order of operations rounds differently
 FOR_TORCHVISION = "torchvision.safetensors"
 CARD = "README.md"
 OURS = "library_name: deepnets"  # a line of every card that deepnets writes
@@ -57,6 +69,10 @@ probabilities = program(images)
 """
 
 
+class NoSuchNetwork(UserError):
+    """Torchvision has no network of this kind, so it has no names for these weights."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Export the run that `argv` (None: the command line) names; returns 1 if a file could not be written."""
     parser = Parser(
@@ -67,9 +83,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run", metavar="RUN", help="a run folder, or a record with weights")
     parser.add_argument("--to", type=Path, metavar="DIR", required=True, help="the folder to write to")
     add_data_option(parser)
+    add_iteration_option(parser)
     add_weights_options(parser)
     arguments = parser.parse_args(argv)
-    weights = with_input(read_weights(arguments.run, arguments.allow_previous), arguments.run, arguments.data)
+    weights = read_weights(arguments.run, arguments.allow_previous, arguments.iteration)
+    weights = with_input(weights, arguments.run, arguments.data)
     print(printable(f"weights      {RunFolder(write_weights(weights, arguments.to))}"))
     with writing(arguments.to):
         copy_code(RunFolder(arguments.run), arguments.to, weights.code)
@@ -98,6 +116,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if failed else 0
 
 
+def write_for_torchvision(weights: Weights, file: Path) -> Path:
+    """Write the weights with the names of torchvision's residual networks, which timm uses too; returns the file.
+
+    Before it writes them, it loads torchvision's fresh weights into both networks, and compares their logits.
+
+    Raises:
+        NoSuchNetwork: torchvision has no such network.
+    """
+    model = weights.model()
+    state = {renamed: weights.state[name] for name, renamed in torchvision_names(weights.state).items()}
+    try:
+        if not isinstance(model, ResNet):
+            raise ValueError(f"it is a {type(model).__name__}")
+        with torch.random.fork_rng(devices=()), torch.inference_mode():
+            torch.manual_seed(0)
+            reference = _torchvision_network(model).eval()
+            reference.load_state_dict(state)
+            reference = _torchvision_network(model).eval()
+            load_state(model, reference.state_dict())
+            images = torch.randn(2, *weights.shape)
+            expected, logits = reference(images), model(images)
+        if not torch.allclose(logits, expected, rtol=0, atol=TOLERANCE * expected.abs().max().item()):
+            raise ValueError(
+                "its logits differ. Torchvision's network strides in a bottleneck's 3x3 convolution "
+                "(model.strided_kernel=1) and has no stochastic depth"
+            )
+    except (ValueError, RuntimeError) as error:  # RuntimeError if names or shapes differ
+        reason = " ".join(str(error).split())
+        raise NoSuchNetwork(f"torchvision has no such network: {reason}") from error
+    return write_safetensors(state, file, {"format": "pt"})
+
+
 def write_card(folder: RunFolder, weights: Weights, into: Path, program: str | None = None) -> Path:
     """Write the card of the run in `folder` into the folder `into`, which has its `weights` and maybe its `program`.
 
@@ -122,23 +172,24 @@ def card_of(folder: RunFolder, weights: Weights, program: str | None = None) -> 
     result, config = folder.completed, weights.config
     if result is None or result.status != FINISHED:
         raise UserError(f"{folder}: no test error to name, as the run {result.status if result else 'has no result'}")
-    if weights.iteration not in (None, result.iterations):
+    is_selected = weights.iteration is not None and weights.iteration == selected_iteration(folder)
+    if not is_selected and weights.iteration not in (None, result.iterations):
         raise UserError(f"{folder}: no test error to name, as result.json is of iteration {result.iterations}")
     if contradiction := _contradiction(folder):
         raise UserError(f"{folder}: no test error to name, as the run contradicts itself: {contradiction}")
     path = folder.path.resolve()
-    name, data, (metric, error) = f"{path.parent.name}/{path.name}", _data_name(config), _measured(result)
+    name, data, (metric, error) = f"{path.parent.name}/{path.name}", _data_name(config), _measured(result, is_selected)
     entries = {
         "library_name": "deepnets",
         "pipeline_tag": "image-classification",
-        "model-index": [{"name": printable(name), "results": [_entry(folder, config, result, data)]}],
+        "model-index": [{"name": printable(name), "results": [_entry(folder, config, result, data, is_selected)]}],
     }
     facts = {
         "metric": f"{metric}: {error:.2f} %",
         "data set": f"{data}: " + ", ".join(f"{images} {split}" for split, images in _split_sizes(result).items()),
         "protocol": result.protocol.removeprefix("protocol: "),
         "seeds": f"these weights are of seed {config.seed}; test errors of the row, in percent: "
-        + ", ".join(f"seed {seed}: {ended}" for seed, ended in _errors_by_seed(folder, config).items()),
+        + ", ".join(f"seed {seed}: {ended}" for seed, ended in _errors_by_seed(folder, config, is_selected).items()),
         "parameters": str(result.parameters),
         "trained by": f"deepnets of commit {result.commit}, torch {result.versions.get('torch')}, {result.device}",
         "exported by": f"deepnets {version('deepnets')}",
@@ -167,13 +218,13 @@ def _is_ours(file: Path) -> bool:
         return False
 
 
-def _entry(folder: RunFolder, config: Config, result: Result, data: str) -> dict[str, Any]:
+def _entry(folder: RunFolder, config: Config, result: Result, data: str, is_selected: bool) -> dict[str, Any]:
     """Return the entry of the card's `model-index`; errors and accuracies are in percent."""
-    metric, error = _measured(result)
+    metric, error = _measured(result, is_selected)
     args = {
         "protocol": result.protocol.removeprefix("protocol: "),
         "seed": config.seed,
-        "test_errors_by_seed": _errors_by_seed(folder, config),
+        "test_errors_by_seed": _errors_by_seed(folder, config, is_selected),
     }
     return {
         "task": {"type": "image-classification", "name": "Image classification"},
@@ -185,11 +236,13 @@ def _entry(folder: RunFolder, config: Config, result: Result, data: str) -> dict
     }
 
 
-def _measured(result: Result) -> tuple[str, float]:
-    """Return the name and the value (percent) of the test error of the exported weights, which are the last epoch's.
+def _measured(result: Result, is_selected: bool) -> tuple[str, float]:
+    """Return the name and the value (percent) of the test error of the exported weights.
 
-    If validation selected another epoch, the run's `test_error` belongs to that epoch, so it is not used.
+    They are those of the epoch that validation selected if `is_selected`, otherwise those of the last epoch.
     """
+    if is_selected and result.test_error is not None:
+        return f"test error in percent after epoch {result.selected_epoch}, selected by validation", result.test_error
     is_last = result.selected_epoch in (None, result.epochs)
     error = result.test_error if is_last else result.last_test_error
     if error is None:
@@ -217,7 +270,7 @@ def _split_sizes(result: Result) -> dict[str, Any]:
     return {name: result.data[key] for key, name in names.items() if key in result.data}
 
 
-def _errors_by_seed(folder: RunFolder, config: Config) -> dict[int, float | str]:
+def _errors_by_seed(folder: RunFolder, config: Config, is_selected: bool) -> dict[int, float | str]:
     """Return the test error of this run and of the runs with other seeds, by seed; or a run's status if it has none."""
     settings = identity(config)
     errors: dict[int, float | str] = {}
@@ -229,7 +282,9 @@ def _errors_by_seed(folder: RunFolder, config: Config) -> dict[int, float | str]
             if _contradiction(beside):
                 errors[other.seed] = "its files contradict each other"
             else:
-                errors[other.seed] = round(_measured(result)[1], 4) if result.status == FINISHED else result.status
+                errors[other.seed] = (
+                    round(_measured(result, is_selected)[1], 4) if result.status == FINISHED else result.status
+                )
     return dict(sorted(errors.items()))
 
 
@@ -248,3 +303,20 @@ def _input_facts(about: Input) -> dict[str, str]:
         "normalisation": f"{about.normalization}: (u - mean) * scale of u in 0..255, mean {mean}, scale {about.scale}",
         "classes": ", ".join(about.classes[:MOST_CLASSES]) + (f" and {more} more" if more > 0 else ""),
     }
+
+
+def _torchvision_network(model: ResNet) -> nn.Module:
+    """Build torchvision's network with as many units as `model`, freshly initialised.
+
+    Raises ValueError if torchvision has none: it needs 4 stages, and 2 or 3 convolutions in a branch.
+    """
+    from torchvision.models import resnet  # takes half a second, so only where it is needed
+
+    kernels = sum(isinstance(layer, nn.Conv2d) for layer in model.units[0].branch)
+    units = [len(list(stage.children())) for stage in model.stages]
+    if len(units) != 4 or kernels not in (2, 3):
+        raise ValueError(
+            f"its networks have 4 stages of units with 2 or 3 convolutions, this one {len(units)} with {kernels}"
+        )
+    block = resnet.BasicBlock if kernels == 2 else resnet.Bottleneck
+    return resnet.ResNet(block, units, num_classes=model.head.out_features)

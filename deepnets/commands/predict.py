@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from deepnets.command import Parser, add_data_option, add_weights_options
+from deepnets.command import Parser, add_data_option, add_iteration_option, add_weights_options
 from deepnets.data.class_folders import SUFFIXES
 from deepnets.errors import UserError, printable
 from deepnets.results.export import no_formula
@@ -42,12 +42,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 or auto (default)")
     add_data_option(parser)
+    add_iteration_option(parser)
     add_weights_options(parser)
     arguments = parser.parse_args(argv)
     if arguments.to.is_dir():
         raise UserError(f"--to {arguments.to}: is a folder; name a file in it")
     check_writable(arguments.to.parent)
-    weights = with_input(read_weights(arguments.run, arguments.allow_previous), arguments.run, arguments.data)
+    weights = read_weights(arguments.run, arguments.allow_previous, arguments.iteration)
+    weights = with_input(weights, arguments.run, arguments.data)
     classifier = classifier_of(weights).to(find_device(arguments.device))
     if has_own_classes(weights.config.dataset.get("source")):
         print_error(OWN_SOURCE)

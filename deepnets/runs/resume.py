@@ -7,15 +7,15 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import filelock
-import numpy as np
 import torch
 from torch import Tensor
 
 from deepnets.config.identity import identity
-from deepnets.config.schema import Config
+from deepnets.config.schema import Config, Selection
 from deepnets.distributed.signals import Interrupted, Interruption
 from deepnets.distributed.world import ALONE, Decisions, World, joined, lost_another, slurm_task
 from deepnets.errors import UserError
@@ -41,7 +41,7 @@ from deepnets.runs.record import (
 )
 from deepnets.runs.start import start_from_weights
 from deepnets.runs.status import Heartbeat
-from deepnets.runs.weights import KEPT, Weights, write_weights
+from deepnets.runs.weights import KEPT, Weights, kept_iterations, write_weights
 from deepnets.system.files import opened_to_append, own_cache
 from deepnets.system.printing import print_error, print_line
 from deepnets.training.assembly import dataset_of, prepare, splits_of
@@ -159,8 +159,12 @@ class Execution:
         self.logging = held.enter_context(ExitStack())
         self.log: Log | None = None
         self.saved: Mapping[str, Tensor] = {}
-        kept = kept_iterations(config.keep_checkpoints, self.training.iterations) if config.keep_checkpoints else []
-        self.to_keep = {iteration for iteration in kept if iteration > self.training.iteration}
+        count = config.keep_checkpoints
+        self.kept = kept_iterations(count, self.training.iterations) if count else []
+        self.to_keep = {iteration for iteration in self.kept if iteration > self.training.iteration}
+        # With selection=best_validation: the lowest validation error and its iteration, and files that it superseded.
+        errors = [(row["validation_error"], row["iteration"]) for row in self.history if "validation_error" in row]
+        self.best, self.superseded = min(errors, default=(math.inf, 0)), list[Path]()
         self.result: Result | None = None
 
     def _continue_code(self, code: Code | None, iteration: int) -> list[str]:
@@ -193,16 +197,26 @@ class Execution:
         if _is_non_finite(self.training):
             self._end(DIVERGED)
             return False
-        if self.training.iteration in self.to_keep:
+        if self._is_selected() or self.training.iteration in self.to_keep:
             self._keep_weights()
         if self.log and self.training.completed:
             self.log.epoch(self.training)
         return True
 
+    def _is_selected(self) -> bool:
+        """Return whether the result would be of the epoch that has just ended: by validation, it is the best so far."""
+        if self.config.selection != Selection.best_validation or not self.training.completed:
+            return False
+        (before, iteration), error = self.best, self.training.completed["validation"].error
+        if is_best := error < before:
+            self.best = error, self.training.iteration
+            self.superseded += [self.folder.path / KEPT.format(iteration)] * (iteration not in self.kept)
+        return is_best
+
     def _keep_weights(self) -> None:
         """Write the weights of this iteration into a separate file; every process must call this."""
         iteration = self.training.iteration
-        self.to_keep.remove(iteration)
+        self.to_keep.discard(iteration)
         state = self.training.state_dict()["model"]
         if self.log:
             self.owner.check()
@@ -223,6 +237,8 @@ class Execution:
             state |= {"run": identity(self.config), "frozen": self.frozen, "seconds": self.log.seconds}
             state |= {"evidence": self.evidence.state, "input": self.input.model_dump(exclude_unset=True)}
             checkpoint.save(self.folder.path, state)
+            while self.superseded:  # a run that resumes from this checkpoint knows the better epoch
+                self.superseded.pop().unlink(missing_ok=True)
         self.saved = state["training"]["model"]
 
     def finish(self) -> None:
@@ -380,11 +396,3 @@ def _progress(training: Training, log: Log) -> Progress:
         seconds_left=round(log.time_left(training), 1),
         seconds_idle=round(log.seconds_idle, 1),
     )
-
-
-def kept_iterations(count: int, iterations: int) -> list[int]:
-    """Return `count` iterations, log-spaced from 1 to the last: the last if `count` is 1, all if there are fewer."""
-    kept = [0]
-    for exact in np.geomspace(1, iterations, count) if count > 1 else [iterations]:
-        kept.append(min(max(round(exact), kept[-1] + 1), iterations))
-    return sorted(set(kept[1:]))

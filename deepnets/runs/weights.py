@@ -1,5 +1,6 @@
-"""Trained weights as a file: safetensors beside the configuration, with deepnets' names or with torchvision's."""
+"""Trained weights as a file: safetensors beside the configuration; they are read with torchvision's names too."""
 
+import csv
 import json
 import os
 import re
@@ -8,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from omegaconf import OmegaConf
 from pydantic import BaseModel, Json, ValidationError
@@ -16,27 +18,21 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from deepnets.config.identity import difference, identity
-from deepnets.config.schema import Config
+from deepnets.config.schema import Config, Selection
 from deepnets.errors import UserError, first_line
-from deepnets.models.resnet import ResNet
 from deepnets.runs.checkpoint import LAST, PREVIOUS, described, is_state, load_checked
 from deepnets.runs.code import changed_files, code_to_execute, noted_code
 from deepnets.runs.contents import FINISHED, Code, Input
 from deepnets.runs.folder import WEIGHTS, RunFolder
 from deepnets.runs.record import state_checksum
-from deepnets.system.files import fresh, new_name, opened, write_atomically
+from deepnets.system.files import LONGEST_METRICS, fresh, new_name, opened, read_text, write_atomically
 from deepnets.system.printing import print_line
 from deepnets.system.settings import Size
 from deepnets.training.assembly import model_of
 
 CHECKSUM = "weights_sha256"  # in the metadata of a file; safetensors itself would load flipped bits
-KEPT = "weights.{}.safetensors"  # weights of one iteration, which keep_checkpoints=N keeps
+KEPT = "weights.{}.safetensors"  # weights of one iteration
 CODE_WORDS = '--code {} (in Python, code="{}")'
-TOLERANCE = 1e-4  # of the largest logit; another order of operations rounds differently
-
-
-class NoSuchNetwork(UserError):
-    """Torchvision has no network of this kind, so it has no names for these weights."""
 
 
 class _Metadata(BaseModel):
@@ -84,8 +80,8 @@ def read_weights(
     """Read a run's weights from its newest intact checkpoint or, if it has none at all, from `weights.safetensors`.
 
     This prints the weights' iteration. `allow_previous` accepts weights of an earlier iteration than the result's. With
-    `iteration`, this instead reads the weights that keep_checkpoints=N has kept of this iteration. `builds` says that
-    the caller builds the network, which executes the user's own code.
+    `iteration`, this instead reads the weights of this iteration that keep_checkpoints=N or selection=best_validation
+    has kept. `builds` says that the caller builds the network, which executes the user's own code.
 
     Raises:
         OtherCode: `builds`, the user's own code has changed since the run began, and neither version was chosen.
@@ -173,11 +169,34 @@ def _iteration_line(
             f"{folder.path / name}: the weights in it are not those of the result: their checksum differs from "
             "weights_sha256 in result.json. Restore the run's own file, or train the run again with overwrite=true"
         )
-    return f"weights of iteration {last}, the last"
+    line = f"weights of iteration {last}, the last"
+    if (selected := selected_iteration(folder)) in (None, last):
+        return line
+    line += f"; the result is of iteration {selected} (epoch {result.selected_epoch})"
+    if selected not in kept_files(folder.path):
+        return f"{line}, whose weights are not kept"
+    return f"{line}; --iteration {selected} (in Python, iteration={selected}) takes its weights"
+
+
+def selected_iteration(folder: RunFolder) -> int | None:
+    """Return the iteration at which the epoch ended that selection=best_validation selected; None without one."""
+    result, metrics = folder.completed, folder.path / "metrics.csv"
+    if not result or result.selection != Selection.best_validation or not metrics.is_file():
+        return None
+    epochs = csv.DictReader(read_text(metrics, LONGEST_METRICS).splitlines())
+    return next((int(each["iteration"]) for each in epochs if each["epoch"] == str(result.selected_epoch)), None)
+
+
+def kept_iterations(count: int, iterations: int) -> list[int]:
+    """Return `count` iterations, log-spaced from 1 to the last: the last if `count` is 1, all if there are fewer."""
+    kept = [0]
+    for exact in np.geomspace(1, iterations, count) if count > 1 else [iterations]:
+        kept.append(min(max(round(exact), kept[-1] + 1), iterations))
+    return sorted(set(kept[1:]))
 
 
 def kept_files(folder: Path) -> dict[int, Path]:
-    """Return the files of weights that keep_checkpoints=N has kept in a run's folder, by iteration."""
+    """Return the files in a run's folder that each hold the weights of one iteration, by iteration."""
     numbers = {file: file.name.split(".")[1] for file in folder.glob(KEPT.format("*"))}
     return dict(sorted((int(number), file) for file, number in numbers.items() if number.isdecimal()))
 
@@ -241,41 +260,9 @@ def write_weights(weights: Weights, folder: Path, name: str = WEIGHTS) -> Path:
             write_atomically(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(config)))
         elif differing := difference(identity(weights.config), run.config):
             raise UserError(f"{run}: holds another run: {', '.join(differing)} differ; name another folder")
-        return _write_safetensors(weights.state, folder / name, about)
+        return write_safetensors(weights.state, folder / name, about)
     except OSError as error:
         raise UserError(f"{run}: cannot be written: {error}") from error
-
-
-def write_for_torchvision(weights: Weights, file: Path) -> Path:
-    """Write the weights with the names of torchvision's residual networks, which timm uses too; returns the file.
-
-    Before it writes them, it loads torchvision's fresh weights into both networks, and compares their logits.
-
-    Raises:
-        NoSuchNetwork: torchvision has no such network.
-    """
-    model = weights.model()
-    state = {renamed: weights.state[name] for name, renamed in torchvision_names(weights.state).items()}
-    try:
-        if not isinstance(model, ResNet):
-            raise ValueError(f"it is a {type(model).__name__}")
-        with torch.random.fork_rng(devices=()), torch.inference_mode():
-            torch.manual_seed(0)
-            reference = torchvision_network(model).eval()
-            reference.load_state_dict(state)
-            reference = torchvision_network(model).eval()
-            load_state(model, reference.state_dict())
-            images = torch.randn(2, *weights.shape)
-            expected, logits = reference(images), model(images)
-        if not torch.allclose(logits, expected, rtol=0, atol=TOLERANCE * expected.abs().max().item()):
-            raise ValueError(
-                "its logits differ. Torchvision's network strides in a bottleneck's 3x3 convolution "
-                "(model.strided_kernel=1) and has no stochastic depth"
-            )
-    except (ValueError, RuntimeError) as error:  # RuntimeError if names or shapes differ
-        reason = " ".join(str(error).split())
-        raise NoSuchNetwork(f"torchvision has no such network: {reason}") from error
-    return _write_safetensors(state, file, {"format": "pt"})
 
 
 def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
@@ -354,29 +341,12 @@ def _read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     return state, about
 
 
-def _write_safetensors(state: Mapping[str, Tensor], file: Path, about: dict[str, str]) -> Path:
+def write_safetensors(state: Mapping[str, Tensor], file: Path, about: dict[str, str]) -> Path:
     """Write the tensors; the file appears complete or not at all."""
     with fresh(file) as new:
         new.write(save({name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}, about))
     new_name(file).replace(file)
     return file
-
-
-def torchvision_network(model: ResNet) -> nn.Module:
-    """Build torchvision's network with as many units as `model`, freshly initialised.
-
-    Raises ValueError if torchvision has none: it needs 4 stages, and 2 or 3 convolutions in a branch.
-    """
-    from torchvision.models import resnet  # takes half a second, so only where it is needed
-
-    kernels = sum(isinstance(layer, nn.Conv2d) for layer in model.units[0].branch)
-    units = [len(list(stage.children())) for stage in model.stages]
-    if len(units) != 4 or kernels not in (2, 3):
-        raise ValueError(
-            f"its networks have 4 stages of units with 2 or 3 convolutions, this one {len(units)} with {kernels}"
-        )
-    block = resnet.BasicBlock if kernels == 2 else resnet.Bottleneck
-    return resnet.ResNet(block, units, num_classes=model.head.out_features)
 
 
 def torchvision_names(names: Iterable[str]) -> dict[str, str]:

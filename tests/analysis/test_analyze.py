@@ -224,9 +224,10 @@ def test_what_is_measured_is_told_where_the_result_is_of_another_net(
     words = ("lesion", folder.path, "--only", "single", "--images", 8, "--output", tmp_path / "results")
     analyze(*words)
     assert "epoch" not in capsys.readouterr().out
-    folder.result.model_copy(update={"selected_epoch": 1}).write(folder.path)
+    folder.result.model_copy(update={"selected_epoch": 1, "selection": "best_validation"}).write(folder.path)
     analyze(*words)
-    assert "its result comes from epoch 1; this is the last epoch's net" in capsys.readouterr().out
+    told = r"the last; the result is of iteration \d+ \(epoch 1\), whose weights are not kept"
+    assert re.search(told, capsys.readouterr().out)
     (folder.path / "result.json").unlink()
     analyze(*words)
     assert "; the run has not finished" in capsys.readouterr().out

@@ -11,18 +11,19 @@ import torch
 from torch import Tensor
 
 from deepnets.commands.clean import clean
+from deepnets.commands.export import main as export
 from deepnets.config.identity import identity
 from deepnets.distributed.world import ALONE
 from deepnets.errors import UserError
 from deepnets.launch.local import run_together
-from deepnets.run import load_run
+from deepnets.run import load_classifier, load_run
 from deepnets.runs import checkpoint
 from deepnets.runs.contents import Origin
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
-from deepnets.runs.resume import Execution, kept_iterations, session
-from deepnets.runs.weights import kept_files, read_state
-from deepnets.training.assembly import prepare
+from deepnets.runs.resume import Execution, session
+from deepnets.runs.weights import kept_files, kept_iterations, read_state
+from deepnets.training.assembly import dataset_of, prepare, splits_of
 from deepnets.training.fit import fit
 from tests.analyzing import analyze
 from tests.command import row
@@ -116,6 +117,70 @@ def test_a_resumed_run_keeps_what_is_there_and_writes_the_rest(trained: RunFolde
         assert_equal(read_state(file), read_state(kept_files(trained.path)[iteration]))
 
 
+SELECTED = [*RUN, "dataset.validation=40", "selection=best_validation", "epochs=6", "optimizer.lr=0.3"]
+
+
+def epochs(folder: RunFolder) -> list[dict[str, str]]:
+    with (folder.path / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def selected(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    folder = frozen(tmp_path_factory.mktemp("selected") / "row" / "seed0", *SELECTED)
+    run(folder)
+    best = min(epochs(folder), key=lambda epoch: float(epoch["validation_error"]))
+    assert folder.result.selected_epoch == int(best["epoch"]) < 6, "the last epoch is another one"
+    return folder
+
+
+def test_selection_by_validation_keeps_the_weights_of_the_result(
+    selected: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (iteration,) = kept_files(selected.path)
+    assert epochs(selected)[selected.result.selected_epoch - 1]["iteration"] == str(iteration)
+    test = splits_of(dataset_of(selected.config), torch.device("cpu")).test
+    errors = []
+    for chosen in (None, iteration):
+        classifier = load_classifier(selected.path, iteration=chosen)
+        predicted = classifier.predict(test.images).argmax(1)
+        errors.append(100 * (predicted != test.labels).double().mean().item())
+    assert errors == pytest.approx([selected.result.last_test_error, selected.result.test_error])
+    last, epoch = len(epochs(selected)) * 8, selected.result.selected_epoch
+    told = (
+        f"weights of iteration {last}, the last; the result is of iteration {iteration} (epoch {epoch}); --iteration "
+    )
+    assert f"{told}{iteration} (in Python, iteration={iteration}) takes its weights" in capsys.readouterr().out
+
+    assert export([str(selected.path), "--to", str(tmp_path), "--iteration", str(iteration)]) == 0
+    card = (tmp_path / "README.md").read_text()
+    error = selected.result.test_error
+    assert f"test error in percent after epoch {epoch}, selected by validation: {error:.2f} %" in card
+    assert_equal(load_run(tmp_path)[0].state_dict(), load_run(selected.path, iteration=iteration)[0].state_dict())
+
+
+@pytest.mark.parametrize("ended", [8, 16, 24, 32, 40])
+def test_a_resumed_run_keeps_the_weights_that_validation_selects(
+    selected: RunFolder, tmp_path: Path, ended: int
+) -> None:
+    folder = frozen(tmp_path / "seed0", *SELECTED)
+    with ExitStack() as held:
+        opened = held.enter_context(session(folder, folder.config))
+        execution = Execution(folder, folder.config, ALONE, opened, held, None)
+        execution.begin()
+        for state in fit(execution.training):
+            execution.note()
+            if state.iteration == ended and state.completed:
+                execution.save()
+            if state.iteration == ended + 7:
+                break  # killed
+        execution.logging.close()
+    run(folder)
+    assert list(kept_files(folder.path)) == list(kept_files(selected.path))
+    for file in kept_files(folder.path).values():
+        assert_equal(read_state(file), read_state(selected.path / file.name))
+
+
 def test_runs_trained_at_once_keep_their_own(tmp_path: Path) -> None:
     net = [*BUDGET, "model=highway_fc10", "model.depth=4", "model.width=4", "optimizer=sgd", FEW]
     folders = [frozen(tmp_path / f"seed{seed}", *net, f"seed={seed}") for seed in (0, 1)]
@@ -197,7 +262,7 @@ def test_clean_lists_them_and_keep_weights_leaves_them(
     assert list(kept_files(copy.path)) == KEPT, "those of an unfinished run stay"
     (tmp_path / "result.json").rename(copy.path / "result.json")
     assert clean([copy.path], remove=False, keep_weights=False) == 0
-    assert "weights that keep_checkpoints kept in finished runs (4)" in capsys.readouterr().out
+    assert "weights of single iterations that finished runs kept (4)" in capsys.readouterr().out
     assert clean([copy.path], remove=True, keep_weights=keep_weights) == 0
     assert list(kept_files(copy.path)) == (KEPT if keep_weights else [])
     assert not (copy.path / checkpoint.LAST).exists()

@@ -10,6 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torchvision.models import get_model
 
+from deepnets.commands.export import write_for_torchvision
 from deepnets.config.compose import compose
 from deepnets.errors import UserError
 from deepnets.run import build_model, load_run
@@ -21,7 +22,6 @@ from deepnets.runs.weights import (
     load_state,
     read_state,
     read_weights,
-    write_for_torchvision,
     write_weights,
 )
 from tests.command import row

@@ -20,7 +20,7 @@ from deepnets.config.project import CONF
 from deepnets.config.schema import Config, Sweep
 from deepnets.config.trust import trusted_search
 from deepnets.data.batches import EvaluationBatches
-from deepnets.errors import UserError, printable
+from deepnets.errors import UserError
 from deepnets.models.layers import LAYERS
 from deepnets.models.resnet import ResNet
 from deepnets.run import load_run
@@ -87,7 +87,9 @@ def add_subject(parser: argparse.ArgumentParser, optional: bool = False) -> None
     parser.add_argument("--output", type=Path, help="folder for the results (default: analysis/ in the run folder)")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 or auto (default)")
     parser.add_argument(
-        "--iteration", metavar="I,J,...", help="take the weights of these iterations, which keep_checkpoints=N kept"
+        "--iteration",
+        metavar="I,J,...",
+        help="take the weights of these iterations, which keep_checkpoints=N or selection=best_validation kept",
     )
     add_weights_options(parser)
 
@@ -232,12 +234,6 @@ def _trained(path: Path, name: str, arguments: argparse.Namespace, iteration: in
     model, config = load_run(path, allow_previous=arguments.allow_previous, iteration=iteration)
     _check_own(model, config)
     name += "" if iteration is None else f",iteration {iteration}"
-    result = folder.completed
-    if iteration is None and result and result.selected_epoch not in (None, result.epochs):
-        print(
-            printable(f"{folder}: its result comes from epoch {result.selected_epoch}; this is the last epoch's net"),
-            flush=True,
-        )
     device = find_device(arguments.device)
     config = _rooted(config, arguments.root)
     return Subject(name, placed(model, device), config, arguments.output or folder.path, True, device)
