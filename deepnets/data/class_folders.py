@@ -73,8 +73,8 @@ class ImageFiles:
         except (OSError, RuntimeError) as error:
             reason = str(error).rpartition(", ")[2]  # torchvision begins with a line of its source
             raise UserError(
-                f"{self.location(image)} is not a readable image ({reason}): replace or remove it, or leave such "
-                "images out by dataset.skip_unreadable=true"
+                f"{self.location(image)} is not a readable image ({reason}): replace or remove it, or let the "
+                "next image of the split replace such images by dataset.skip_unreadable=true"
             ) from error
 
 
@@ -177,8 +177,9 @@ def tree(
 
 def _listed(folder: Path) -> ImageFiles:
     if not folder.is_dir():
+        named = f" ({folder.parent / 'val'} is there: rename it)" if (folder.parent / "val").is_dir() else ""
         raise UserError(
-            f"no folder {folder}: a tree of images is DIR/train/<class>/<images> and DIR/test/<class>/<images>; "
+            f"no folder {folder}{named}: a tree of images is DIR/train/<class>/<images> and DIR/test/<class>/<images>; "
             "arrange it so, or name another DIR (dataset.root=DIR in train, --root DIR in analyses, --verify DIR in "
             "report)"
         )

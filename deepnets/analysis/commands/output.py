@@ -74,7 +74,7 @@ class Output:
         self.held.close()
         if kind is None:
             self._note()
-            print(printable(f"results      {RunFolder(self.folder)}/{self.analysis}_*"))
+            print(printable(f"results      {RunFolder(self.folder)}/{self.analysis}*"))
 
     def _note(self) -> None:
         """Write the JSON file; before the first table too, so that no table is read with the options of an earlier one.
