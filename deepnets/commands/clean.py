@@ -17,7 +17,7 @@ from deepnets.runs.weights import kept_files, read_weights, write_weights
 from deepnets.system.printing import print_line
 
 CHECKPOINTS_KIND = "checkpoints of finished runs"
-KEPT_KIND = "weights of single iterations that finished runs kept"
+KEPT_KIND = "weights of chosen iterations of finished runs"
 COPY = r"(deepnets-)?[0-9a-f]{16}(\.\d+\.new)?"  # names of copies; a `.code` of another program holds other names
 LEFT_BEHIND = ("*.damaged", "*.new")  # damaged files that a run has renamed; new files of a killed process
 
@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument(
         "--keep-weights",
         action="store_true",
-        help="keep each run's last weights as safetensors, and those of single iterations",
+        help="keep each run's last weights as safetensors, and weights.N.safetensors",
     )
     arguments = parser.parse_args()
     return clean(arguments.folders, remove=arguments.yes, keep_weights=arguments.keep_weights)
@@ -54,7 +54,7 @@ def clean(paths: Sequence[Path], *, remove: bool, keep_weights: bool) -> int:
     """List the files below `paths` that nobody needs; with `remove`, remove them.
 
     With `keep_weights`, it writes the last weights of each run as `weights.safetensors` before it removes the run's
-    checkpoints, and it leaves the weights of single iterations. Returns 1 if a file cannot be removed, else 0.
+    checkpoints, and it leaves `weights.N.safetensors`. Returns 1 if a file cannot be removed, else 0.
 
     Raises:
         UserError: a folder is missing, or has no run in it.

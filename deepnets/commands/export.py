@@ -69,8 +69,8 @@ probabilities = program(images)
 """
 
 
-class NoSuchNetwork(UserError):
-    """Torchvision has no network of this kind, so it has no names for these weights."""
+class NothingToWrite(UserError):
+    """A file does not apply to these weights, for example because torchvision has no such network."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             file = writer()
         except UserError as error:
-            if not isinstance(error, NoSuchNetwork):  # no failure: most networks are not torchvision's
+            if not isinstance(error, NothingToWrite):
                 failed.append(name)
             print(printable(f"{name:<12} not written: {' '.join(str(error).split())}"))
             return None
@@ -122,7 +122,7 @@ def write_for_torchvision(weights: Weights, file: Path) -> Path:
     Before it writes them, it loads torchvision's fresh weights into both networks, and compares their logits.
 
     Raises:
-        NoSuchNetwork: torchvision has no such network.
+        NothingToWrite: torchvision has no such network.
     """
     model = weights.model()
     state = {renamed: weights.state[name] for name, renamed in torchvision_names(weights.state).items()}
@@ -144,7 +144,7 @@ def write_for_torchvision(weights: Weights, file: Path) -> Path:
             )
     except (ValueError, RuntimeError) as error:  # RuntimeError if names or shapes differ
         reason = " ".join(str(error).split())
-        raise NoSuchNetwork(f"torchvision has no such network: {reason}") from error
+        raise NothingToWrite(f"torchvision has no such network: {reason}") from error
     return write_safetensors(state, file, {"format": "pt"})
 
 
@@ -155,11 +155,11 @@ def write_card(folder: RunFolder, weights: Weights, into: Path, program: str | N
         UserError: the run has no result for these weights, or `into` has a README.md that deepnets did not write.
     """
     file = into / CARD
-    text = card_of(folder, weights, program)
     with writing(file):
         if os.path.lexists(file) and not _is_ours(file):
             raise UserError(f"{file} is there, and deepnets has not written it; name another folder")
-        write_atomically(file, text)
+        file.unlink(missing_ok=True)  # the weights that it described are gone
+        write_atomically(file, card_of(folder, weights, program))
     return file
 
 
@@ -174,7 +174,7 @@ def card_of(folder: RunFolder, weights: Weights, program: str | None = None) -> 
         raise UserError(f"{folder}: no test error to name, as the run {result.status if result else 'has no result'}")
     is_selected = weights.iteration is not None and weights.iteration == selected_iteration(folder)
     if not is_selected and weights.iteration not in (None, result.iterations):
-        raise UserError(f"{folder}: no test error to name, as result.json is of iteration {result.iterations}")
+        raise NothingToWrite(f"{folder}: result.json names no test error of iteration {weights.iteration}")
     if contradiction := _contradiction(folder):
         raise UserError(f"{folder}: no test error to name, as the run contradicts itself: {contradiction}")
     path = folder.path.resolve()

@@ -177,7 +177,8 @@ def tree(
 
 def _listed(folder: Path) -> ImageFiles:
     if not folder.is_dir():
-        named = f" ({folder.parent / 'val'} is there: rename it)" if (folder.parent / "val").is_dir() else ""
+        is_val = folder.name == "test" and (folder.parent / "val").is_dir()
+        named = f" ({folder.parent / 'val'} is there: rename it to test)" if is_val else ""
         raise UserError(
             f"no folder {folder}{named}: a tree of images is DIR/train/<class>/<images> and DIR/test/<class>/<images>; "
             "arrange it so, or name another DIR (dataset.root=DIR in train, --root DIR in analyses, --verify DIR in "

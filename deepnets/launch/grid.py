@@ -120,11 +120,11 @@ def launch(rows: list[Row]) -> int:
         to_execute[folder] = row.config
     lines = trained_before_change(of_own_code, {folder: row.overrides for row, folder in pairs})
     lines += kept_by_queue(queued)
-    if switched:
-        rows_of = listed(each.path.parent.name for each in switched)
-        lines.append(f"code=current: {len(switched)} of these runs will use today's code (rows {rows_of})")
     for line in lines:
         print_line(line)
+    if switched:
+        count, where = len(switched), listed(each.path.parent.name for each in switched)
+        print_line(f"code=current: {count} run{'s' * (count > 1)} that noted other code will use today's; rows {where}")
     if told := beside_other_code(new_code, queued, is_told=bool(lines)):
         print_line(told)
     if seen := before_claims(pairs, {folder for _, folder in fresh}):

@@ -168,15 +168,14 @@ class Slurm:
             self._submit({folder: runs[folder] for folder in left.new}, jobs)
         jobs += sorted({task.split("_")[0] for task in left.queued.values()}, key=int)
         for folder, task in left.queued.items():
-            if not folder.job:  # overwrite=true deleted it
+            if not folder.job:  # overwrite=true deleted the note, or a command died before it wrote it
                 Job(job=task, submitted=datetime.now(UTC)).write(folder.path)
         results = [result for folder in folders if (result := folder.completed)]
         diverged = sum(result.status == DIVERGED for result in results)
+        complete = f"{len(results)} complete" + (f" ({diverged} diverged)" if diverged else "")
         print(
             f"{len(left.new)} of {len(folders)} runs submitted; {len(left.queued)} already in the queue, "
-            f"{len(left.elsewhere)} running elsewhere, {len(left.failed)} failed before, {len(results)} complete"
-            + f" ({diverged} diverged)"
-            * bool(diverged)
+            f"{len(left.elsewhere)} running elsewhere, {len(left.failed)} failed before, {complete}"
         )
         for array, queued_task in left.pending.items():
             config = next(runs[folder] for folder, task in left.queued.items() if task.partition("_")[0] == array)

@@ -82,8 +82,6 @@ while mapfile -t left <"$todo" && [ ${{#left[@]}} -gt 0 ] && [ -z "$ending" ] &&
     [ -z "$signal" ] || pass_on "$signal"
     while signal=; wait "$child"; code=$?; [ -n "$signal" ]; do :; done
     child=
-    ended=$((${{#left[@]}} - $(wc -l <"$todo")))  # of several runs in one process
-    [ "$ended" -eq 0 ] || printf "$(date -Iseconds) $task: ended: %s\\n" "${{left[@]:0:$ended}}"
     [ "$code" -eq 0 ] || row=$(head -n 1 "$todo")
     echo "$(date -Iseconds) $task: exit code $code: $row"
     if [ "$code" -eq 138 ]; then

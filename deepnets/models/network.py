@@ -64,7 +64,7 @@ class UnitNetwork(nn.Module):
                 raise ValueError(
                     "a plain unit computes nothing without its branch: choose a shortcut, or survival none"
                 )
-            if any(isinstance(unit.shortcut, Delta) for unit in self.units):
+            if any(type(unit.shortcut) is Delta for unit in self.units):
                 raise ValueError(
                     "deep_delta reads the direction of F(x) alone, which p F(x) has too: choose survival none"
                 )

@@ -106,9 +106,12 @@ class _State(_Part):
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     frozen: _Frozen
     training: _Training
+    selected: dict[str, Tensor] = {}
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        if self.selected and self.selected.keys() != self.training.model.keys():
+            raise ValueError("selected and training.model are of different networks")
         right, images = self.evidence.right, self.frozen.data.get("test")
         if right is not None and len(right) != images:
             raise ValueError(f"evidence.right is of {len(right)} test images, frozen.data.test is {images}")

@@ -7,7 +7,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import filelock
@@ -162,9 +161,10 @@ class Execution:
         count = config.keep_checkpoints
         self.kept = kept_iterations(count, self.training.iterations) if count else []
         self.to_keep = {iteration for iteration in self.kept if iteration > self.training.iteration}
-        # With selection=best_validation: the lowest validation error and its iteration, and files that it superseded.
+        # With selection=best_validation: the weights of the epoch with the lowest validation error so far.
+        self.selected: dict[str, Tensor] = saved.get("selected", {}) if saved else {}
         errors = [(row["validation_error"], row["iteration"]) for row in self.history if "validation_error" in row]
-        self.best, self.superseded = min(errors, default=(math.inf, 0)), list[Path]()
+        self.lowest: tuple[float, int] = min(errors, default=(math.inf, 0))  # the error and its iteration
         self.result: Result | None = None
 
     def _continue_code(self, code: Code | None, iteration: int) -> list[str]:
@@ -197,27 +197,24 @@ class Execution:
         if _is_non_finite(self.training):
             self._end(DIVERGED)
             return False
-        if self._is_selected() or self.training.iteration in self.to_keep:
-            self._keep_weights()
+        if self.training.iteration in self.to_keep:
+            self.to_keep.remove(self.training.iteration)
+            self._keep_weights(self.training.iteration, self.training.state_dict()["model"])
+        if self.config.selection == Selection.best_validation and self.training.completed:
+            self._select()
         if self.log and self.training.completed:
             self.log.epoch(self.training)
         return True
 
-    def _is_selected(self) -> bool:
-        """Return whether the result would be of the epoch that has just ended: by validation, it is the best so far."""
-        if self.config.selection != Selection.best_validation or not self.training.completed:
-            return False
-        (before, iteration), error = self.best, self.training.completed["validation"].error
-        if is_best := error < before:
-            self.best = error, self.training.iteration
-            self.superseded += [self.folder.path / KEPT.format(iteration)] * (iteration not in self.kept)
-        return is_best
+    def _select(self) -> None:
+        """Hold the weights of the epoch that has just ended if its validation error is the lowest so far."""
+        if (error := self.training.completed["validation"].error) < self.lowest[0]:
+            self.lowest = error, self.training.iteration
+            weights = self.training.state_dict()["model"]
+            self.selected = {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights.items()}
 
-    def _keep_weights(self) -> None:
-        """Write the weights of this iteration into a separate file; every process must call this."""
-        iteration = self.training.iteration
-        self.to_keep.discard(iteration)
-        state = self.training.state_dict()["model"]
+    def _keep_weights(self, iteration: int, state: Mapping[str, Tensor]) -> None:
+        """Write the weights of an iteration into a separate file."""
         if self.log:
             self.owner.check()
             shape, classes = self.frozen["shape"], self.frozen["classes"]
@@ -236,14 +233,15 @@ class Execution:
             self.log.flush()
             state |= {"run": identity(self.config), "frozen": self.frozen, "seconds": self.log.seconds}
             state |= {"evidence": self.evidence.state, "input": self.input.model_dump(exclude_unset=True)}
+            state |= {"selected": self.selected} if self.selected else {}
             checkpoint.save(self.folder.path, state)
-            while self.superseded:  # a run that resumes from this checkpoint knows the better epoch
-                self.superseded.pop().unlink(missing_ok=True)
         self.saved = state["training"]["model"]
 
     def finish(self) -> None:
         """Save the run, whose budget is used up, and write its result; every process must call this."""
         self.save()
+        if self.selected:
+            self._keep_weights(self.lowest[1], self.selected)
         self._end(FINISHED)
 
     def _end(self, status: FinalStatus) -> None:

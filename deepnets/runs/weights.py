@@ -162,20 +162,19 @@ def _iteration_line(
                 "in Python load_run(..., allow_previous=True)"
             )
         return f"{line}; the result is of iteration {last}"
-    if result.weights_sha256 is None:  # an earlier version wrote the result
-        return line
-    if state_checksum(weights.state) != result.weights_sha256:
+    is_known = result.weights_sha256 is not None  # an earlier version did not write it
+    if is_known and state_checksum(weights.state) != result.weights_sha256:
         raise UserError(
             f"{folder.path / name}: the weights in it are not those of the result: their checksum differs from "
             "weights_sha256 in result.json. Restore the run's own file, or train the run again with overwrite=true"
         )
-    line = f"weights of iteration {last}, the last"
-    if (selected := selected_iteration(folder)) in (None, last):
+    line = f"weights of iteration {last}, the last" if is_known else line
+    if result.selected_epoch in (None, result.epochs):
         return line
-    line += f"; the result is of iteration {selected} (epoch {result.selected_epoch})"
-    if selected not in kept_files(folder.path):
+    line += f"; the result is of epoch {result.selected_epoch}"
+    if (selected := selected_iteration(folder)) not in kept_files(folder.path):
         return f"{line}, whose weights are not kept"
-    return f"{line}; --iteration {selected} (in Python, iteration={selected}) takes its weights"
+    return f"{line}, whose weights --iteration {selected} takes (in Python, iteration={selected})"
 
 
 def selected_iteration(folder: RunFolder) -> int | None:
@@ -205,6 +204,8 @@ def _read_kept(folder: RunFolder, config: Config, iteration: int) -> Weights:
     """Read the kept weights of this iteration; raises UserError if they are missing or of another iteration."""
     file = folder.path / KEPT.format(iteration)
     if not os.path.lexists(file):
+        if (folder.path / WEIGHTS).is_file() and (exported := read_record(folder, config)).iteration == iteration:
+            return exported
         kept = ", ".join(map(str, kept_files(folder.path)))
         otherwise = "train it with keep_checkpoints=N, which keeps the weights of N iterations"
         remedy = f"choose from {kept}" if kept else otherwise

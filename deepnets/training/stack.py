@@ -185,7 +185,8 @@ def obstacle(network: nn.Module, shape: tuple[int, int, int]) -> str | None:
     own = [module for module in network.modules() if not type(module).__module__.startswith(("torch.nn.", "deepnets."))]
     for module in own:
         for name, value in vars(module).items():
-            if isinstance(value, Tensor):  # the stack would use the first network's in all of them
+            values = value if isinstance(value, list | tuple) else [value]
+            if any(isinstance(each, Tensor) for each in values):  # all networks would use the first one's
                 return f"{type(module).__name__}: its tensor {name} is neither a parameter nor a buffer"
     if unknown := sorted({type(module).__name__ for module in own}):
         parameters, buffers = (

@@ -226,8 +226,8 @@ def test_what_is_measured_is_told_where_the_result_is_of_another_net(
     assert "epoch" not in capsys.readouterr().out
     folder.result.model_copy(update={"selected_epoch": 1, "selection": "best_validation"}).write(folder.path)
     analyze(*words)
-    told = r"the last; the result is of iteration \d+ \(epoch 1\), whose weights are not kept"
-    assert re.search(told, capsys.readouterr().out)
+    told = "the last; the result is of epoch 1, whose weights are not kept"
+    assert told in capsys.readouterr().out
     (folder.path / "result.json").unlink()
     analyze(*words)
     assert "; the run has not finished" in capsys.readouterr().out

@@ -132,7 +132,7 @@ def test_queued_runs_take_todays_code_where_the_command_says_so(clone: Path) -> 
         package = clone / "deepnets/loss.py"
         package.write_text(f"{package.read_text()}edited = True\n")
         chosen = train(clone, "name=queued", "seed=0", "code=current")
-        assert "code=current: 1 of these runs will use today's code (rows " in chosen
+        assert "code=current: 1 run that noted other code will use today's; rows " in chosen
         assert "0 of 1 runs submitted; 1 already in the queue" in chosen
         assert (
             f"queued  {job}: will execute deepnets as it was submitted (deepnets/loss.py changed since); for today's: "

@@ -158,8 +158,6 @@ def test_more_runs_than_an_array_has_tasks_are_several_a_task(many: dict[str, An
         assert len(metrics(folder_of(many["root"] / "outputs", name))) == 3
     (log,) = (many["root"] / "outputs" / "runs" / "slurm" / array).glob(f"{array}_0.out")
     assert "3 to execute" in log.read_text()
-    ended = [str(folder_of(many["root"] / "outputs", name).resolve()) for name in "abc"]
-    assert re.findall(f"{array}_0: ended: (.*)", log.read_text()) == ended
 
 
 def test_limits_of_slurm_are_checked_before_anything_is_frozen(many: dict[str, Any]) -> None:

@@ -148,9 +148,10 @@ def test_selection_by_validation_keeps_the_weights_of_the_result(
     assert errors == pytest.approx([selected.result.last_test_error, selected.result.test_error])
     last, epoch = len(epochs(selected)) * 8, selected.result.selected_epoch
     told = (
-        f"weights of iteration {last}, the last; the result is of iteration {iteration} (epoch {epoch}); --iteration "
+        f"weights of iteration {last}, the last; the result is of epoch {epoch}, whose weights --iteration {iteration} "
+        f"takes (in Python, iteration={iteration})"
     )
-    assert f"{told}{iteration} (in Python, iteration={iteration}) takes its weights" in capsys.readouterr().out
+    assert told in capsys.readouterr().out
 
     assert export([str(selected.path), "--to", str(tmp_path), "--iteration", str(iteration)]) == 0
     card = (tmp_path / "README.md").read_text()
@@ -179,6 +180,27 @@ def test_a_resumed_run_keeps_the_weights_that_validation_selects(
     assert list(kept_files(folder.path)) == list(kept_files(selected.path))
     for file in kept_files(folder.path).values():
         assert_equal(read_state(file), read_state(selected.path / file.name))
+
+
+def test_runs_trained_at_once_keep_the_weights_that_validation_selects(tmp_path: Path) -> None:
+    folders = [frozen(tmp_path / f"seed{seed}", *SELECTED, FEW, f"seed={seed}") for seed in (0, 1)]
+    run_together(folders)
+    for folder in folders:
+        chosen = int(epochs(folder)[folder.result.selected_epoch - 1]["iteration"])
+        assert sorted({*kept_iterations(4, 48), chosen}) == list(kept_files(folder.path))
+    assert_equal(read_state(kept_files(folders[0].path)[48]), weights(folders[0]))
+
+
+def test_an_export_of_other_weights_has_no_card(
+    trained: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(trained.path), "--to", str(tmp_path)]
+    assert export(words) == 0
+    assert (tmp_path / "README.md").is_file()
+    assert export([*words, "--iteration", "3"]) == 0
+    assert not (tmp_path / "README.md").exists()
+    assert "card         not written: " in capsys.readouterr().out
+    assert_equal(load_run(tmp_path, iteration=3)[0].state_dict(), load_run(trained.path, iteration=3)[0].state_dict())
 
 
 def test_runs_trained_at_once_keep_their_own(tmp_path: Path) -> None:
@@ -262,7 +284,7 @@ def test_clean_lists_them_and_keep_weights_leaves_them(
     assert list(kept_files(copy.path)) == KEPT, "those of an unfinished run stay"
     (tmp_path / "result.json").rename(copy.path / "result.json")
     assert clean([copy.path], remove=False, keep_weights=False) == 0
-    assert "weights of single iterations that finished runs kept (4)" in capsys.readouterr().out
+    assert "weights of chosen iterations of finished runs (4)" in capsys.readouterr().out
     assert clean([copy.path], remove=True, keep_weights=keep_weights) == 0
     assert list(kept_files(copy.path)) == (KEPT if keep_weights else [])
     assert not (copy.path / checkpoint.LAST).exists()
