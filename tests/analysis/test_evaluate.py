@@ -76,6 +76,19 @@ def test_torchvisions_weights_have_the_error_that_torchvision_finds(tree: Path, 
     assert (numbers["images"], numbers["view"], numbers["precision"]) == (21, view, "float32")
 
 
+def test_published_weights_are_named_and_their_normalisation_is_pointed_out(
+    tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["evaluate", CPU, "--weights", str(published(tmp_path)[1]), "--output", str(tmp_path), *options(tree)]
+    printed = []
+    for normalization in ("channel", "pixel_mean"):
+        main([*words, f"dataset.normalization={normalization}"])
+        printed.append(capsys.readouterr().out)
+    assert all(", weights of resnet18.pth: test error" in text for text in printed)
+    note = "torchvision and timm train with dataset.normalization=channel; here it is pixel_mean"
+    assert [note in text for text in printed] == [False, True]
+
+
 def test_a_run_has_its_recorded_error_again(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     folder = RunFolder(tmp_path / "seed0")
     words = ["dataset=synthetic", "model.widths=[2,2,2]", "epochs=1", "dataset.source.train=64", "precision=fp32"]
@@ -101,7 +114,8 @@ def test_predictions_are_in_the_form_of_the_server(tree: Path, tmp_path: Path) -
         (unlabelled / f"ILSVRC2012_test_{number:08}.JPEG").write_bytes(image.read_bytes())
     words = ["evaluate", CPU, "--weights", str(file), "--predict", str(unlabelled), "--output", str(tmp_path)]
     with pytest.raises(UserError, match=r"needs ILSVRC2012_devkit_t12.tar.gz, .*; put it there"):
-        main([*words, *options(tree)])
+        main([*words[:-1], str(tmp_path / "nothing"), *options(tree)])
+    assert not (tmp_path / "nothing").exists()
     archives(tree, tmp_path / "packed")  # numbers the classes in another order than their names'
     (tmp_path / "packed" / "ILSVRC2012_devkit_t12.tar.gz").rename(tree / "ILSVRC2012_devkit_t12.tar.gz")
     main([*words, *options(tree)])

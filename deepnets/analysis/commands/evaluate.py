@@ -4,13 +4,15 @@ Any view of ImageNet's images may be chosen.
 """
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 import torch
+from torch import Tensor
 
 from deepnets.analysis.commands.output import Output
-from deepnets.analysis.commands.subject import Subject, placed, subject_of
+from deepnets.analysis.commands.subject import UNTRAINED, Subject, placed, subject_of
 from deepnets.config.schema import Precision
 from deepnets.data.augmentation import ViewName
 from deepnets.data.imagenet import ImageNet, Streams, numbers_of, unlabelled
@@ -18,11 +20,15 @@ from deepnets.errors import UserError
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.weights import load_state, read_state
 from deepnets.system.files import fresh, new_name
-from deepnets.system.printing import with_progress
+from deepnets.system.printing import print_line, with_progress
 from deepnets.training.assembly import dataset_of, splits_of
 from deepnets.training.fit import Evaluated, Sums, autocast, evaluate, logits_of
 from deepnets.training.hardware import choose_precision
 
+OTHER_NAMES = (
+    "note: these weights have torchvision's names, and torchvision and timm train with dataset.normalization=channel; "
+    "here it is pixel_mean"
+)
 GUESSES = 5  # classes guessed for each image, as many as ImageNet's test server asks for
 
 
@@ -49,15 +55,22 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.weights:
         if subject.trained:
             raise UserError("--weights: name the network of a state dict by options, such as model=imagenet_resnet50")
-        load_state(subject.model, read_state(arguments.weights))
+        state = read_state(arguments.weights)
+        load_state(subject.model, state)
         placed(subject.model, subject.device)
+        subject = replace(subject, name=f"{subject.name.removesuffix(UNTRAINED)}, weights of {arguments.weights.name}")
+        if not state.keys() & subject.model.state_dict().keys() and (
+            subject.config.dataset.get("normalization") == "pixel_mean"
+        ):
+            print_line(OTHER_NAMES)
     result = RunFolder(arguments.subject[0]).result if subject.trained else None
     arithmetic = arguments.precision or ("bf16" if result and result.precision == "bfloat16" else "fp32")
     precision = choose_precision(Precision(arithmetic), subject.device)
+    guesses = _guesses(subject, arguments) if arguments.predict else None
     with Output("evaluate", subject.folder, arguments) as output:
-        if arguments.predict:
+        if guesses:
             file = output.folder / "evaluate_predictions.txt"
-            count = _predict(subject, arguments, precision, file)
+            count = _predict(subject, guesses, precision, file)
             sentence = f"{subject.name}: {file.name} has guesses for {count} images of {arguments.predict}"
             output.finding(sentence, images=count)
             return
@@ -91,25 +104,30 @@ def _batches(subject: Subject, view: ViewName | None) -> tuple[ViewName, Evaluat
     return "center", splits.evaluation_batches(splits.test, batch_size=size)
 
 
-def _predict(subject: Subject, arguments: argparse.Namespace, precision: torch.dtype, file: Path) -> int:
-    """Write the file for ImageNet's test server, and return the number of images.
-
-    The file has a line for each image, sorted by file name. A line lists the classes guessed, best first, by the
-    server's numbers.
-    """
+def _guesses(subject: Subject, arguments: argparse.Namespace) -> tuple[Evaluated, Tensor]:
+    """Return the images to classify, and the number that ImageNet's test server uses for each class."""
     dataset = dataset_of(subject.config)
     if not isinstance(dataset, ImageNet):
         raise UserError("--predict: writes the format of ImageNet's test server; add dataset=imagenet")
     splits = dataset.load(subject.device)
     numbers = torch.tensor(numbers_of(dataset.photographs.folder, splits.train.classes))
-    images = unlabelled(arguments.predict)
-    view = arguments.view or dataset.view
-    batches = splits.evaluation_batches(images, batch_size=subject.config.evaluation_batch_size, view=view)
+    size, view = subject.config.evaluation_batch_size, arguments.view or dataset.view
+    return splits.evaluation_batches(unlabelled(arguments.predict), batch_size=size, view=view), numbers
+
+
+def _predict(subject: Subject, guesses: tuple[Evaluated, Tensor], precision: torch.dtype, file: Path) -> int:
+    """Write the file for ImageNet's test server, and return the number of images.
+
+    The file has a line for each image, sorted by file name. A line lists the classes guessed, best first, by the
+    server's numbers.
+    """
+    (batches, numbers), images = guesses, 0
     subject.model.eval()
     with fresh(file, durable=False) as lines:
         for x, labels in batches:
             with torch.inference_mode(), autocast(subject.device, precision):
-                best = logits_of(subject.model, x, len(labels)).topk(min(GUESSES, dataset.classes)).indices.cpu()
+                best = logits_of(subject.model, x, len(labels)).topk(min(GUESSES, len(numbers))).indices.cpu()
             lines.writelines(f"{' '.join(map(str, guess))}\n".encode() for guess in numbers[best].tolist())
+            images += len(labels)
     new_name(file).replace(file)
-    return len(images)
+    return images

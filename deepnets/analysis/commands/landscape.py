@@ -153,7 +153,7 @@ def _contours(places: np.ndarray, losses: dict[str, np.ndarray]) -> Figure:
     panels = figure.subplots(1, len(logs), sharex=True, sharey=True, squeeze=False)[0]
     for axes, (label, surface) in zip(panels, logs.items(), strict=True):
         filled = axes.contourf(places, places, surface, levels=levels, cmap="viridis")
-        axes.contour(places, places, surface, levels=levels, colors="white", linewidths=0.4)
+        axes.contour(places, places, surface, levels=levels, colors="white", linewidths=0.4, linestyles="solid")
         axes.plot(0, 0, "+", color="white")
         axes.set(title=label, xlabel="first direction", aspect="equal")
         axes.grid(visible=False)

@@ -31,6 +31,7 @@ from deepnets.training.assembly import dataset_of, model_of, splits_of
 from deepnets.training.checks import has_own_classes
 from deepnets.training.hardware import find_device, set_arithmetic
 
+UNTRAINED = ", untrained"  # in the name of a fresh network
 NUMBER = re.compile(r"-?[\d.]+(e[+-]?\d+)?|true|false|null", re.IGNORECASE)  # says nothing without its axis
 
 
@@ -252,7 +253,7 @@ def _fresh(overrides: Sequence[str], arguments: argparse.Namespace) -> Subject:
     model = fresh_network(config, {}, config.seed)
     _check_own(model, config)
     device = find_device(arguments.device)
-    name = f"{run.parent.name}/{run.name}, untrained"
+    name = f"{run.parent.name}/{run.name}{UNTRAINED}"
     return Subject(name, placed(model, device), config, arguments.output or folder, False, device)
 
 
