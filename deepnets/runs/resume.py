@@ -158,9 +158,8 @@ class Execution:
         self.logging = held.enter_context(ExitStack())
         self.log: Log | None = None
         self.saved: Mapping[str, Tensor] = {}
-        count = config.keep_checkpoints
-        self.kept = kept_iterations(count, self.training.iterations) if count else []
-        self.to_keep = {iteration for iteration in self.kept if iteration > self.training.iteration}
+        kept = kept_iterations(config.keep_checkpoints, self.training.iterations) if config.keep_checkpoints else []
+        self.to_keep = {iteration for iteration in kept if iteration > self.training.iteration}
         # With selection=best_validation: the weights of the epoch with the lowest validation error so far.
         self.selected: dict[str, Tensor] = saved.get("selected", {}) if saved else {}
         errors = [(row["validation_error"], row["iteration"]) for row in self.history if "validation_error" in row]
