@@ -173,14 +173,16 @@ def _learns(table: Table, index: int) -> bool:
 
 
 def _with_holm(findings: Sequence[Finding]) -> list[Finding]:
-    """Set `p_holm` of each finding; pairs of the same experiments under different names count once."""
-    by_pair = {_pair(finding): finding.p for finding in findings if finding.p is not None}
-    corrected = dict(zip(by_pair, holm(list(by_pair.values())), strict=True))
-    return [replace(finding, p_holm=corrected.get(_pair(finding))) for finding in findings]
+    """Set `p_holm` of each finding; equal tests of the same experiments under different names count once."""
+    by_test = {_test(finding): finding.p for finding in findings if finding.p is not None}
+    corrected = dict(zip(by_test, holm(list(by_test.values())), strict=True))
+    return [replace(finding, p_holm=corrected.get(_test(finding))) for finding in findings]
 
 
-def _pair(finding: Finding) -> tuple[Measured, frozenset[frozenset[str]]]:
-    return finding.claim.error, frozenset({finding.first.identities, finding.second.identities})
+def _test(finding: Finding) -> tuple[Measured, frozenset[frozenset[str]], str | None]:
+    """Return what two findings of the same test share: the error, the experiments and, but for rounding, p."""
+    pair = frozenset({finding.first.identities, finding.second.identities})
+    return finding.claim.error, pair, None if finding.p is None else f"{finding.p:.6g}"
 
 
 def _sibling(column: Column, other: str) -> dict[str, list[Run]]:

@@ -203,10 +203,11 @@ class Finding:
     @property
     def next_look(self) -> int | None:
         """How many seeds of each row the next look needs; None if the claim is decided, or no look can decide it."""
-        if self.outcome is not Outcome.undecided or (self.claim.relation is Relation.fails and self._is_mixed):
+        if self.outcome is not Outcome.undecided:
             return None
         done = self.looks[-1].seeds if self.looks else 0
-        return min((seeds for seeds in LOOKS if seeds > done), default=None)
+        seeds = min((seeds for seeds in LOOKS if seeds > done), default=None)
+        return None if seeds is None or self._is_mixed(seeds) else seeds
 
     @property
     def lacking(self) -> tuple[list[int], list[int]] | None:
@@ -223,11 +224,17 @@ class Finding:
             return None
         return power(*_difference_and_spread(self.first.errors, self.second.errors), seeds, LOOKS[seeds])
 
-    @property
-    def _is_mixed(self) -> bool:
-        """Whether some unseen runs of the first row fail and others learn, or one of the second row fails."""
-        fails = [{error > self.fail_above for error in side.unseen.values()} for side in self.sides]
-        return len(fails[0]) > 1 or True in fails[1]
+    def _is_mixed(self, seeds: int) -> bool:
+        """Whether the first `seeds` seeds exclude each answer to a claim that the first row fails.
+
+        One failure in it excludes *contradicted*; one run that learns, or a failure in the second row, *supported*.
+        Without a margin *no difference* is no answer either, and where rows learn as in the paper nor is *not shown*.
+        """
+        if self.claim.relation is not Relation.fails or not self.learns or self.margin is not None:
+            return False
+        ended = [{seed: side.unseen[seed] for seed in side.first(seeds) if seed in side.unseen} for side in self.sides]
+        fails = [{error > self.fail_above for error in errors.values()} for errors in ended]
+        return True in fails[0] and (False in fails[0] or True in fails[1])
 
     def _answer(self, look: Look) -> Outcome:
         low, high = (-look.high, -look.low) if self.claim.relation is Relation.below else (look.low, look.high)

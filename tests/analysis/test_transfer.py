@@ -50,6 +50,12 @@ def test_the_slope_is_the_power_of_depth(power: float) -> None:
 
 
 @pytest.mark.slow
+def test_equal_best_rates_have_a_slope_and_no_interval() -> None:
+    trend = trend_of([8, 8, 16, 16], [{0.1: 2.0, 0.2: 1.0, 0.4: math.inf}] * 4)
+    assert trend.slope == 0
+    assert all(map(math.isnan, trend.interval))
+
+
 def test_the_command_reads_a_sweeps_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for depth in (8, 14, 20):
         for rate in (0.0, 0.1):
@@ -76,7 +82,7 @@ def test_the_command_reads_a_sweeps_runs(tmp_path: Path, capsys: pytest.CaptureF
     assert finding["at_edge"] == 3
     printed = capsys.readouterr().out
     assert "3 of 3 best rates are at an end of the grid" in printed
-    assert "to the power" in printed
+    assert "is the same rate of the grid at every depth, which gives no interval" in printed
     shutil.rmtree(tmp_path / "table" / "identity,14,0.1")
     shutil.rmtree(tmp_path / "table" / "identity,14,0.001")
     assert analyze("transfer", tmp_path / "table", "--output", tmp_path / "results") == 0

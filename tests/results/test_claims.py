@@ -17,7 +17,7 @@ from deepnets.config.project import CONF
 from deepnets.errors import UserError
 from deepnets.launch.grid import launch
 from deepnets.results.cell import MIXED_CODE
-from deepnets.results.claims import OTHER_DEPTH, _fails_here, findings_of, pairs_of
+from deepnets.results.claims import OTHER_DEPTH, _fails_here, _with_holm, findings_of, pairs_of
 from deepnets.results.claims_page import (
     MOST_WAITING,
     NO_LOOK,
@@ -259,6 +259,9 @@ def test_the_next_look_names_the_seeds_that_each_row_lacks() -> None:
     assert finding(Relation.fails, (90.0, 79.0), LOW[:2]).lacking is None  # one learns, whatever others do
     assert finding(Relation.fails, (90.0, 89.0), (50.0, 90.0)).lacking is None
     assert finding(Relation.fails, (90.0, 89.0), LOW[:2]).lacking == ([2], [2])
+    assert finding(Relation.fails, LOW[:1], HIGH[:1]).next_look == 3  # no run of it fails, so it may be contradicted
+    assert finding(Relation.fails, (90.0, 79.0), LOW[:2], margin=3.0).next_look == 3
+    assert finding(Relation.fails, (90.0, 79.0), LOW[:2], learns=False).next_look == 3
 
 
 def test_noise_of_the_test_set_is_that_of_paired_images() -> None:
@@ -429,6 +432,15 @@ def test_the_sheet_and_the_page_show_each_claim(table: Table, sweeps: Path, tmp_
     empty = claims_page(tmp_path, [], sweeps)
     assert f"Without runs of both rows (`{command}`): identity is lower than none;" in empty
     assert "identity is lower than nowhere/none" in empty
+
+
+def test_a_claim_never_shows_the_p_of_another_one() -> None:
+    tested = finding(Relation.below, LOW, HIGH)
+    later = finding(Relation.fails, LOW, HIGH, known=False)  # written down when all runs had been seen
+    mirrored = finding(Relation.above, HIGH, LOW)
+    assert later.p is None
+    assert [each.p_holm for each in _with_holm([tested, later])] == [tested.p, None]
+    assert [each.p_holm for each in _with_holm([tested, mirrored])] == pytest.approx([tested.p, tested.p])
 
 
 def test_where_no_paper_prints_fails_a_row_fails_near_guessing() -> None:

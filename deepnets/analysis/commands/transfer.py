@@ -38,10 +38,13 @@ def run(arguments: argparse.Namespace) -> None:
         output.figure("rates", _figure(trends))
         for name, trend in trends.items():
             low, high = trend.interval
-            power = f"goes with depth to the power {trend.slope:.2f}, 95 % interval {low:.2f} to {high:.2f}"
-            unknown = f"has no slope yet, which takes {FEWEST_POINTS} best rates, at two depths or more"
+            sentence = f"goes with depth to the power {trend.slope:.2f}, 95 % interval {low:.2f} to {high:.2f}"
+            if math.isnan(trend.slope):
+                sentence = f"has no slope yet, which takes {FEWEST_POINTS} best rates, at two depths or more"
+            elif math.isnan(low):
+                sentence = "is the same rate of the grid at every depth, which gives no interval of a slope"
             output.finding(
-                f"{name}: the best learning rate {unknown if math.isnan(trend.slope) else power}; "
+                f"{name}: the best learning rate {sentence}; "
                 f"{trend.at_edge} of {len(trend.rates)} best rates are at an end of the grid",
                 slope=trend.slope,
                 interval=trend.interval,
@@ -54,8 +57,9 @@ class Trend:
     """Best learning rates (points,) at depths (points,), and the slope of their logarithms with its 95 % interval.
 
     If the slope is -1, the rate halves as the depth doubles; if it is 0, the rate transfers. `at_edge` counts the rates
-    at an end of the grid, where the true best rate may lie beyond it, and those that are NaN. Slope
-    and interval are NaN if fewer than three rates are finite, or if all finite ones are at one depth.
+    at an end of the grid, where the true best rate may lie beyond it, and those that are NaN. Slope and interval are
+    NaN if fewer than three rates are finite, or if all finite ones are at one depth. The interval is NaN also if all
+    best rates are equal, since then the grid hides their spread.
     """
 
     depths: np.ndarray
@@ -135,6 +139,8 @@ def trend_of(depths: Sequence[int], losses: Sequence[Mapping[float, float]]) -> 
     at_edge = sum(edge for _, edge in best)
     if len(x) < FEWEST_POINTS or len(set(x)) < 2:
         return Trend(np.array(depths), rates, at_edge, math.nan, (math.nan, math.nan))
+    if np.ptp(y) == 0:  # the grid is too coarse to show a spread
+        return Trend(np.array(depths), rates, at_edge, 0.0, (math.nan, math.nan))
     line = stats.linregress(x, y)
     half = stats.t.ppf(0.975, len(x) - 2) * line.stderr
     return Trend(np.array(depths), rates, at_edge, float(line.slope), (line.slope - half, line.slope + half))
