@@ -207,7 +207,7 @@ class Finding:
             return None
         done = self.looks[-1].seeds if self.looks else 0
         seeds = min((seeds for seeds in LOOKS if seeds > done), default=None)
-        return None if seeds is None or self._is_mixed(seeds) else seeds
+        return None if seeds is None or self._is_hopeless(seeds) else seeds
 
     @property
     def lacking(self) -> tuple[list[int], list[int]] | None:
@@ -224,11 +224,11 @@ class Finding:
             return None
         return power(*_difference_and_spread(self.first.errors, self.second.errors), seeds, LOOKS[seeds])
 
-    def _is_mixed(self, seeds: int) -> bool:
-        """Whether the first `seeds` seeds exclude each answer to a claim that the first row fails.
+    def _is_hopeless(self, seeds: int) -> bool:
+        """Whether no look can decide that the first row fails, because of how the first `seeds` seeds ended.
 
-        One failure in it excludes *contradicted*; one run that learns, or a failure in the second row, *supported*.
-        Without a margin *no difference* is no answer either, and where rows learn as in the paper nor is *not shown*.
+        If one of its runs fails, the claim cannot be contradicted. If another one learns, or if a run of the second row
+        fails, it cannot be supported. *No difference* takes a margin, and *not shown* a row that does not learn here.
         """
         if self.claim.relation is not Relation.fails or not self.learns or self.margin is not None:
             return False
