@@ -19,6 +19,7 @@ from deepnets.launch.grid import check_tables, launch
 from deepnets.launch.plan import compute_of, show_plan
 from deepnets.launch.reuse import file_of_sweep
 from deepnets.launch.slurm import Slurm
+from deepnets.results.cell import hours_of
 from deepnets.results.claims import OTHER_DEPTH, AnyFinding, are_of_other_depth, findings_of, pairs_of
 from deepnets.results.claims_page import claim_answers
 from deepnets.results.finding import LOOKS, MOST, Outcome
@@ -201,7 +202,7 @@ class _Grid:
         asked = [(row, seed) for row, seeds in planned.seeds.items() for seed in seeds]
         asked.sort(key=lambda run: (run[1], compute[run[0]].flops))
         ended = [run for run in runs if run.has_ended]
-        used, trained = sum(hours_of(run) for run in ended), sum(compute[run.row].flops for run in ended)
+        used, trained = sum(_used(run) for run in ended), sum(compute[run.row].flops for run in ended)
 
         def cost(those: Iterable[Asked]) -> float:
             each = [compute[row] for row, _ in those]
@@ -236,10 +237,10 @@ class _Grid:
         return replace(row, config=replace(row.config, seed=seed), overrides=(*others, f"seed={seed}"))
 
 
-def hours_of(run: Run) -> float:
+def _used(run: Run) -> float:
     """Return the hours that a run has trained, times its number of processes."""
     processes = list(run.result.get("processes", {"0": 1}).values())[-1]
-    return processes * (run.result.get("seconds") or 0.0) / 3600
+    return processes * hours_of(run.result)
 
 
 def _asked(sweep: Any, names: Sequence[str]) -> list[tuple[Claim | Registered, tuple[str, ...], str]]:

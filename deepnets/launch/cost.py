@@ -146,15 +146,16 @@ def _share(config: Config) -> int:
 def seconds_of_seeds(folder: RunFolder, config: Config) -> float | None:
     """Return the device-seconds of an iteration, with evaluations, as the median of the row's runs that finished here.
 
-    None if no run of the row has finished on this device, with as many processes and threads.
+    None if no run of the row has finished on this device, with as many processes and threads. Runs of a stack do not
+    count: none of them took the time of a run that trains alone.
     """
-    here, seconds = [FINISHED, describe(find_device(config.device)), threads_of(config)], []
+    here, seconds = [FINISHED, describe(find_device(config.device)), threads_of(config), 1], []
     for run in run_folders(folder.path.parent):
         with suppress(Unreadable):  # nobody asked for this seed
             if not (result := run.result) or not result.seconds or not result.iterations:
                 continue
             processes = {*result.processes.values()}
-            if [result.status, result.device, result.threads] == here and processes <= {config.devices}:
+            if [result.status, result.device, result.threads, result.stacked] == here and processes <= {config.devices}:
                 seconds.append(config.devices * result.seconds / result.iterations)
     return median(seconds) if seconds else None
 

@@ -90,7 +90,7 @@ class Cell:
     def hours(self, device: str) -> float:
         """Sum the hours of ended runs: core-hours on a "cpu" (a thread is a core), GPU-hours on "cuda"."""
         ended = [run.result for run in self.runs if run.result.get("device_type") == device]
-        return sum(_units(result) * result["seconds"] / 3600 for result in ended)
+        return sum(_units(result) * hours_of(result) for result in ended)
 
     @cached_property
     def interval(self) -> tuple[float, float] | None:
@@ -290,6 +290,11 @@ def final_loss(run: Run) -> float:
         return math.inf
     loss = run.history[-1].get(LOSS, math.inf) if run.history else math.inf
     return loss if math.isfinite(loss) else math.inf
+
+
+def hours_of(result: Mapping[str, Any]) -> float:
+    """Return the hours that a run has trained; those that trained at once, in a stack, share its time equally."""
+    return (result.get("seconds") or 0.0) / result.get("stacked", 1) / 3600
 
 
 def _units(result: dict[str, Any]) -> int:

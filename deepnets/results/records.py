@@ -19,7 +19,7 @@ from deepnets.config.identity import identity_hash
 from deepnets.config.safe_yaml import LONGEST
 from deepnets.config.sweep import SWEEPS, sweep_of
 from deepnets.errors import UserError, listed, printable
-from deepnets.results.cell import Cell
+from deepnets.results.cell import Cell, hours_of
 from deepnets.results.claims import has_claims
 from deepnets.results.claims_page import PAGE_HEAD, claims_page
 from deepnets.results.columns import frame_of, in_other_arithmetic
@@ -305,7 +305,7 @@ def _table_text(table: Table) -> str:
     # Runs with a file that cannot be read, or an incomplete result, are left out; a warning below says so.
     runs = [run for column in table.columns for run in column.runs if run.config and run.result.keys() >= ENTRIES]
     file = SWEEPS / f"{table.name}.yaml"
-    hours = sum(run.result["seconds"] for run in runs) / 3600
+    hours = sum(hours_of(run.result) for run in runs)
     facts = {
         "Protocol": _several(run.result["protocol"].removeprefix("protocol: ") for run in runs),
         "Sweep file": f"`conf/sweep/{file.name}`" if file.is_file() else "",

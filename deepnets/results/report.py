@@ -14,6 +14,7 @@ from rich.console import Console
 from deepnets.config.project import program
 from deepnets.errors import UserError, listed, printable
 from deepnets.monitor.style import styled
+from deepnets.results.cell import hours_of
 from deepnets.results.claims import has_claims
 from deepnets.results.claims_page import claim_answers, claim_sheets
 from deepnets.results.columns import columns_of, frame_of, in_other_arithmetic, mixes_code, warnings_of
@@ -187,9 +188,7 @@ def environment_sheet(runs: Sequence[Run]) -> Sheet:
     header = ("device", "precision", "threads", "torch", "Python", "commit", "runs", "hours")
     ended = [run.result for run in runs if "device" in run.result]
     keys = [_environment(result) for result in ended]
-    hours = {
-        key: sum(r.get("seconds", 0.0) for r, k in zip(ended, keys, strict=True) if k == key) / 3600 for key in keys
-    }
+    hours = {key: sum(hours_of(r) for r, k in zip(ended, keys, strict=True) if k == key) for key in keys}
     lines = [(*key, str(count), f"{hours[key]:.3g}") for key, count in Counter(keys).most_common()]
     return Sheet("Environment", header, tuple(lines))
 

@@ -111,7 +111,7 @@ class Execution:
     """Trains the run in a folder from its last checkpoint to its end, as one process of `world`.
 
     Only the first process reads and writes the folder; `held` keeps it locked until `result` is written. If several
-    runs train at once, `name` precedes this run's lines on the console.
+    runs train at once, `name` precedes this run's lines on the console, and `stacked` is set to their number.
 
     Raises:
         UserError: the checkpoint, the data or the arithmetic are not the run's, or `start_from_weights` raises it.
@@ -128,7 +128,7 @@ class Execution:
         name: str | None = None,
     ) -> None:
         self.folder, self.config, self.heartbeat, self.held, self.name = folder, config, session.heartbeat, held, name
-        self.owner = session.owner
+        self.owner, self.stacked = session.owner, 1
         device = session.device
         saved, damaged = world.broadcast_value(_loaded(folder, config) if world.is_first else ({}, {}))
         with _reading():
@@ -247,6 +247,8 @@ class Execution:
         if self.log:
             self.log.end(finished=status == FINISHED)
             facts = {"claims": self.folder.origin.claims, "input": self.input.without_image, **self.evidence.facts()}
+            if self.stacked > 1:
+                facts["stacked"] = self.stacked
             if status == FINISHED:  # no checkpoint holds the final weights of a run that diverged
                 facts["weights_sha256"] = state_checksum(self.saved)
             self.result = result_of(

@@ -11,11 +11,13 @@ import torch
 
 from deepnets.config.schema import Config
 from deepnets.config.trust import trust
+from deepnets.launch.cost import seconds_of_seeds
 from deepnets.launch.grid import launch
 from deepnets.launch.local import groups_of, run_together
 from deepnets.models.fully_connected import FullyConnected
 from deepnets.models.shortcuts import Gated
 from deepnets.monitor.dashboard import Dashboard
+from deepnets.results.cell import hours_of
 from deepnets.runs import checkpoint
 from deepnets.runs.contents import Origin, Result, unpacked
 from deepnets.runs.execute import run
@@ -336,3 +338,15 @@ def test_a_grid_goes_on_behind_a_group_with_a_failure(tmp_path: Path) -> None:
         "failed",
         "finished",
     ]
+
+
+def test_runs_of_a_stack_share_its_time(tmp_path: Path) -> None:
+    rows = [row(tmp_path, *SHORT, f"seed={seed}", "launcher.stacked=2") for seed in range(3)]
+    launch(rows)
+    first, second, alone = (RunFolder(path) for path in folders_in(tmp_path))
+    assert [folder.result.stacked for folder in (first, second, alone)] == [2, 2, 1]
+    hours = [hours_of(json.loads((folder.path / "result.json").read_text())) for folder in (first, alone)]
+    assert hours == pytest.approx([first.result.seconds / 2 / 3600, alone.result.seconds / 3600])
+    # Only the run that trained alone tells how long another one would train.
+    expected = alone.result.seconds / alone.result.iterations
+    assert seconds_of_seeds(alone, rows[2].config) == pytest.approx(expected)
