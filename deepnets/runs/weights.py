@@ -32,6 +32,8 @@ from deepnets.training.assembly import model_of
 
 CHECKSUM = "weights_sha256"  # in the metadata of a file; safetensors itself would load flipped bits
 KEPT = "weights.{}.safetensors"  # weights of one iteration
+IN_CHECKPOINTS = ("state_dict", "model")  # where checkpoints of other programs hold the weights
+WRAPPED = "module."  # precedes the names in a network that DataParallel or DistributedDataParallel wraps
 CODE_WORDS = '--code {} (in Python, code="{}")'
 
 
@@ -314,6 +316,9 @@ def fitting(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def read_state(file: Path) -> dict[str, Tensor]:
     """Read a state dictionary that `safetensors` or `torch.save` wrote, onto the CPU, without executing code in it.
 
+    It may be an entry of a checkpoint, as the training scripts of PyTorch's examples, timm (`state_dict`) and
+    torchvision (`model`) write it, and of a network in `DataParallel` or `DistributedDataParallel`.
+
     Raises:
         UserError: the file cannot be read as a state dictionary.
     """
@@ -325,9 +330,12 @@ def read_state(file: Path) -> dict[str, Tensor]:
         state: Any = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file raises nearly any error
         raise UserError(f"{file}: cannot be read as weights: {first_line(error)}") from error
+    if isinstance(state, dict) and (found := [state[key] for key in IN_CHECKPOINTS if is_state(state.get(key))]):
+        state = found[0]
     if not is_state(state):
         raise UserError(f"{file}: holds more than weights by name; save a network's state_dict()")
-    return state
+    is_wrapped = all(name.startswith(WRAPPED) for name in state)
+    return {name.removeprefix(WRAPPED): tensor for name, tensor in state.items()} if is_wrapped else state
 
 
 def _read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -143,6 +143,15 @@ def test_torchvisions_state_is_taken_over(suffix: str, tmp_path: Path) -> None:
     torch.testing.assert_close(model(images), there(images), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("entry", ["state_dict", "model"])
+def test_a_checkpoint_of_another_program_gives_its_weights(entry: str, tmp_path: Path) -> None:
+    there = torch.nn.DataParallel(get_model("resnet18", num_classes=10))
+    torch.save({"epoch": 3, entry: there.state_dict(), "optimizer": {"state": {}}}, tmp_path / "checkpoint.pth")
+    state = read_state(tmp_path / "checkpoint.pth")
+    load_state(build_model(["model=imagenet_resnet18", "dataset=synthetic"]), state)
+    torch.testing.assert_close(state["conv1.weight"], there.module.conv1.weight.detach())
+
+
 def test_a_state_of_another_network_is_refused(tmp_path: Path) -> None:
     model = build_model(["model=imagenet_resnet18", "dataset=synthetic"])
     with pytest.raises(UserError, match=r"head.bias has the shape \[11\] there, here \[10\] \(differences: 2"):
