@@ -128,6 +128,9 @@ def _figure(layers: dict[str, np.ndarray]) -> Figure:
         axes.set(title=title, xlabel="layer")
         axes.locator_params(axis="x", integer=True)
         if len(names) > 1:
-            axes.legend(fontsize=7)
+            low, high = axes.get_ylim()
+            axes.set_ylim(low, high + 0.25 * (high - low))  # room for the legend
+            axes.legend(fontsize=7, loc="upper left")
     grid.flat[-1].set_visible(False)
+    grid[0, -1].tick_params(labelbottom=True)  # no panel stands below it
     return figure
