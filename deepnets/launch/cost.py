@@ -149,13 +149,13 @@ def seconds_of_seeds(folder: RunFolder, config: Config) -> float | None:
     None if no run of the row has finished on this device, with as many processes and threads. Runs of a stack do not
     count: none of them took the time of a run that trains alone.
     """
-    here, seconds = [FINISHED, describe(find_device(config.device)), threads_of(config), 1], []
+    here, seconds = [FINISHED, describe(find_device(config.device)), threads_of(config)], []
     for run in run_folders(folder.path.parent):
         with suppress(Unreadable):  # nobody asked for this seed
             if not (result := run.result) or not result.seconds or not result.iterations:
                 continue
-            processes = {*result.processes.values()}
-            if [result.status, result.device, result.threads, result.stacked] == here and processes <= {config.devices}:
+            is_comparable = result.own_seconds is None and {*result.processes.values()} <= {config.devices}
+            if [result.status, result.device, result.threads] == here and is_comparable:
                 seconds.append(config.devices * result.seconds / result.iterations)
     return median(seconds) if seconds else None
 

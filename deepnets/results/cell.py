@@ -293,8 +293,8 @@ def final_loss(run: Run) -> float:
 
 
 def hours_of(result: Mapping[str, Any]) -> float:
-    """Return the hours that a run has trained; those that trained at once, in a stack, share its time equally."""
-    return (result.get("seconds") or 0.0) / result.get("stacked", 1) / 3600
+    """Return the hours that a run has trained; runs that trained at once, in a stack, share the time equally."""
+    return (result.get("own_seconds") or result.get("seconds") or 0.0) / 3600
 
 
 def _units(result: dict[str, Any]) -> int:

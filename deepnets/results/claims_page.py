@@ -83,9 +83,7 @@ def claim_sheets(table: Table, sweeps: Path | None = None) -> list[Sheet]:
     for index in range(len(table.columns)):
         findings = findings_of(table, index, sweeps)
         lines = tuple(map(claim_line, findings))
-        rule = " ".join(
-            [CLAIM_RULE, *[REGISTERED_RULE] * any(isinstance(each, RegisteredFinding) for each in findings)]
-        )
+        rule = CLAIM_RULE + f" {REGISTERED_RULE}" * any(isinstance(each, RegisteredFinding) for each in findings)
         note = f"Not tested: {OTHER_DEPTH}." if is_of_other_depth(table, index, sweeps) else rule
         sheets.append(Sheet(f"{table.title(index)}: claims", CLAIM_HEADER, lines, CLAIM_NUMBERS, note))
     return sheets
@@ -102,9 +100,10 @@ def claim_answers(table: Table, most: int) -> list[str]:
         untested = [each for each in found if each.analyses and not all(each.seeds)]
         lines += [f"{title}: not tested yet: {each.text}; it needs {_next_look(each)}" for each in untested]
         if not findings:
+            lines += [f"{title}: no claim tested: {OTHER_DEPTH}"] * is_of_other_depth(table, index, table.sweeps)
             continue
         counts = Counter(finding.outcome for finding in findings)
-        by_answer = ", ".join(f"{counts[outcome]} {outcome}" for outcome in Outcome if counts[outcome])
+        by_answer = ", ".join(f"{count} {outcome}" for outcome in Outcome if (count := counts[outcome]))
         lines.append(f"{title}: {len(findings)} claim{'s' * (len(findings) > 1)} tested: {by_answer}")
         lines += _cost(table, index, findings)
         waiting = [each for each in findings if each.outcome is Outcome.undecided and _next_look(each)]

@@ -31,11 +31,13 @@ from deepnets.results.verify import Verifications, verified_line
 from deepnets.runs.code import copy_code
 from deepnets.runs.contents import Origin, Result, Unreadable
 from deepnets.runs.folder import RunFolder, run_folders
+from deepnets.runs.record import PART
 from deepnets.system.files import LONGEST_METRICS, read_text, write_atomically, writing
 from deepnets.system.printing import MINUS, markdown_text
 
 ABOUT = "about.md"  # a hand-written text about a table; {{ table }} in it becomes the table's numbers
 BENCH = "bench.json"  # the figures of scripts/bench.py, by what it measured
+MOST_PROTOCOLS = 3  # that a line tells apart
 ENTRIES = {"protocol", "device", "threads", "seconds"}  # the entries of result.json that the page shows
 
 
@@ -307,7 +309,7 @@ def _table_text(table: Table) -> str:
     file = SWEEPS / f"{table.name}.yaml"
     hours = sum(hours_of(run.result) for run in runs)
     facts = {
-        "Protocol": _several(run.result["protocol"].removeprefix("protocol: ") for run in runs),
+        "Protocol": _protocols(runs),
         "Sweep file": f"`conf/sweep/{file.name}`" if file.is_file() else "",
         "Runs": f"{len(runs)}, seeds {_listed(run.seed for run in runs)}, {hours:.2g} hours",
         "Hardware": _listed(_hardware(run.result) for run in runs),
@@ -318,15 +320,26 @@ def _table_text(table: Table) -> str:
     return f"{lines}{warnings}\n\n{markdown_sheets(table)}".strip()
 
 
-def _several(protocols: Iterable[str]) -> str:
-    """Name the most common protocol and count all; protocols of old versions, which lack facts, are left out."""
-    counts = Counter(protocols)
-    facts = {protocol: set(protocol.split(", ")) for protocol in counts}
+def _protocols(runs: Sequence[Run]) -> str:
+    """Give the most common protocol, and how that of other rows differs; of many, as in a search, only the number.
+
+    Protocols of old versions, which lack facts, are left out.
+    """
+    counts = Counter(run.result["protocol"].removeprefix("protocol: ") for run in runs)
+    facts = {protocol: set(PART.split(protocol)) for protocol in counts}
     whole = [protocol for protocol in counts if not any(facts[protocol] < other for other in facts.values())]
     if not whole:
         return ""
     most = max(whole, key=counts.__getitem__)
-    return most + (f"; one of {len(whole)}, see result.json for the others" if len(whole) > 1 else "")
+    if len(whole) > MOST_PROTOCOLS:
+        return f"{most}; one of {len(whole)}, see result.json for the others"
+    text = most
+    for other in whole:
+        if other != most:
+            rows = listed(run.row for run in runs if run.result["protocol"].endswith(other))
+            new = [part for part in PART.split(other) if part not in facts[most]]
+            text += f"; {rows}: {', '.join(new) or f'without {min(facts[most] - facts[other])}'}"
+    return text
 
 
 def _listed(values: Iterable[Any]) -> str:

@@ -285,12 +285,14 @@ def _sections(
     trials = [sheet for table in tables if table.trials for sheet in result_sheets(table.trials)]
     differences = [difference_sheet(table.runs(index), table.title(index)) for table, index in columns]
     claims = [sheet for table in tables for sheet in claim_sheets(table)]
-    rules = dict.fromkeys([*(note for table in tables for note in table.notes), *(sheet.note for sheet in claims)])
+    rules = dict.fromkeys(
+        [*(note for t in tables for note in t.notes), *(sheet.note for sheet in claims if sheet.lines)]
+    )
     first = [] if all(table.trials for table in tables) else list(pictures[:1])
     return [
         *([Section("Answer", pictures=first, notes=answers)] if first else []),
         *(Section(f"Results: {table.name}", _results(table)) for table in tables),
-        Section("Claims", [replace(sheet, note="") for sheet in claims]),
+        Section("Claims", [replace(sheet, note="") if sheet.lines else sheet for sheet in claims]),
         Section("Figures", pictures=pictures[len(first) :]),
         Section("Trials", trials, folded=True),
         Section("Statistics", pairs, folded=True),

@@ -196,8 +196,8 @@ class Result(RunFile):
 
     `test_right` has a bit for each test image (see `packed`). `weights_sha256` is a checksum of the final weights.
     `code` is the user's own code, by the iteration at which the run began to execute it. `processor` tells generations
-    of processors with the same `device` apart; older results and those of GPUs do not have it. `seconds` is the time of
-    all `stacked` runs that trained at once.
+    of processors with the same `device` apart; older results and those of GPUs do not have it. `own_seconds` is the
+    run's share of `seconds`, where it trained at once with others.
     """
 
     model_config = ConfigDict(strict=True)
@@ -219,7 +219,7 @@ class Result(RunFile):
     epochs: int | None = None
     iterations: int | None = None
     seconds: float | None = None
-    stacked: Annotated[int, Field(ge=1)] = 1
+    own_seconds: float | None = None
     images_per_second: float | None = None
     protocol: str = ""
     data: dict[str, Any] = {}

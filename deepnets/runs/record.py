@@ -160,12 +160,12 @@ def result_of(
     config: Config,
     training: Training,
     history: list[dict[str, Any]],
-    seconds: float,
+    times: dict[str, Any],
     status: FinalStatus,
     frozen: dict[str, Any],
     facts: dict[str, Any],
 ) -> Result:
-    """Return the content of result.json, including `facts`; errors are in percent, and `seconds` counts all executions.
+    """Return the content of result.json, with `facts` and `times` (seconds of all executions); errors are in percent.
 
     `test_error` is the error after the selected epoch, or null if the run diverged. `best_test_error` is the lowest of
     all epochs; no epoch is selected by it.
@@ -176,7 +176,7 @@ def result_of(
         **errors_of(config, history, status),
         epochs=training.epoch,
         iterations=training.iteration,
-        seconds=round(seconds, 2),
+        **{name: round(seconds, 2) for name, seconds in times.items()},
         images_per_second=speeds[len(speeds) // 2] if speeds else None,
         protocol=protocol_of_training(config, training),
         data=frozen["data"],

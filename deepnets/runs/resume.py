@@ -144,7 +144,7 @@ class Execution:
         check_arithmetic(folder, self.frozen["precision"], config, device)
         torch.set_num_threads(self.frozen["threads"])
         self.training = prepare(config, device, getattr(torch, self.frozen["precision"]), world)
-        self.remarks, self.history, self.seconds = described(damaged), [], 0.0
+        self.remarks, self.history, self.seconds, self.own_seconds = described(damaged), [], 0.0, 0.0
         self.observed: list[dict[str, Any]] = []
         self.evidence = Evidence(saved["evidence"] if saved else None)
         if not saved and (start := start_from_weights(self.training.model, config, dataset_of(config).classes)):
@@ -152,6 +152,7 @@ class Execution:
         if saved:
             self.remarks.append(resume(folder, saved, self.training))
             self.history, self.observed, self.seconds = saved["history"], saved["observed"], saved["seconds"]
+            self.own_seconds = saved.get("own_seconds", self.seconds)  # earlier versions noted none
         self.remarks += changes_since(folder, config, self.frozen, device)
         self.remarks += [f"your code has changed since the run began: {', '.join(changed)}"] * bool(changed)
         self.remarks += filter(None, [scarce_cores(device)])
@@ -230,7 +231,7 @@ class Execution:
         if self.log:
             self.owner.check()
             self.log.flush()
-            state |= {"run": identity(self.config), "frozen": self.frozen, "seconds": self.log.seconds}
+            state |= {"run": identity(self.config), "frozen": self.frozen, **self._times(self.log)}
             state |= {"evidence": self.evidence.state, "input": self.input.model_dump(exclude_unset=True)}
             state |= {"selected": self.selected} if self.selected else {}
             checkpoint.save(self.folder.path, state)
@@ -243,17 +244,19 @@ class Execution:
             self._keep_weights(self.lowest[1], self.selected)
         self._end(FINISHED)
 
+    def _times(self, log: Log) -> dict[str, Any]:
+        """Return the seconds of all executions and, if others trained at once, this run's share of them."""
+        own = self.own_seconds + ((seconds := log.seconds) - self.seconds) / self.stacked
+        return {"seconds": seconds} | ({"own_seconds": own} if own < seconds - 1e-3 else {})
+
     def _end(self, status: FinalStatus) -> None:
         if self.log:
             self.log.end(finished=status == FINISHED)
             facts = {"claims": self.folder.origin.claims, "input": self.input.without_image, **self.evidence.facts()}
-            if self.stacked > 1:
-                facts["stacked"] = self.stacked
             if status == FINISHED:  # no checkpoint holds the final weights of a run that diverged
                 facts["weights_sha256"] = state_checksum(self.saved)
-            self.result = result_of(
-                self.config, self.training, self.history, self.log.seconds, status, self.frozen, facts
-            )
+            times = self._times(self.log)
+            self.result = result_of(self.config, self.training, self.history, times, status, self.frozen, facts)
             self.logging.close()
             self.result.write(self.folder.path)
         written = self.result and self.result.model_dump(mode="json", exclude_unset=True)

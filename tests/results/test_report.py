@@ -186,12 +186,12 @@ def test_many_pairs_are_tested_once_and_counted_where_they_are_cut(
     report([tmp_path / "table"], tmp_path, {}, False)
     said = capsys.readouterr().out
     assert "Welch's" not in said
-    assert "lowest mean of 3 seeds or more, none diverged: row0; no difference is shown from row1" in said
+    assert "lowest mean of 3 seeds or more, none diverged: 'row0'; it is not shown to differ from 'row1'" in said
     report([tmp_path / "table"], tmp_path, {}, False, full=True)
     said = capsys.readouterr().out
     assert "315 more lines not shown here. Welch's t test" in said
     page = (tmp_path / "report.html").read_text()
-    assert all("lowest mean of 3 seeds or more, none diverged: row0" in text for text in (said, page))
+    assert all("lowest mean of 3 seeds or more, none diverged: 'row0'" in text for text in (said, page))
     chosen = "Both rows are of one folder: if you chose them by their results"
     for other, is_told in (("table/row1", True), ("copy/row1", False)):
         shutil.copytree(tmp_path / "table", tmp_path / "copy", dirs_exist_ok=True)

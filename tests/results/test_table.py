@@ -405,11 +405,11 @@ def test_the_lowest_mean_is_named_with_the_rows_that_may_be_as_low() -> None:
         errors = [Errors(name, values, weights=tuple(weights)) for name, values in rows]
         return _about_lowest(errors, compare_rows(errors))
 
-    lowest = "lowest mean of 3 seeds or more, none diverged: a"
-    assert said(high, near, low, alone) == f"{lowest}; no difference is shown from b (Welch, Holm)"
+    lowest = "lowest mean of 3 seeds or more, none diverged: 'a'"
+    assert said(high, near, low, alone) == f"{lowest}; it is not shown to differ from 'b' (Welch, Holm)"
     assert said(high, low) == f"{lowest}; every other such row is higher (Welch, Holm)"
     assert said(low, alone) == ""
     assert said(low, near, weights=["same"] * 3) == ""
     same = [Errors(name, values, weights=("same",)) for name, values in (near, low)]  # which are not tested
     errors = [*same, Errors(*high)]
-    assert _about_lowest(errors, compare_rows(errors)) == f"{lowest}; no difference is shown from b (Welch, Holm)"
+    assert _about_lowest(errors, compare_rows(errors)) == f"{lowest}; it is not shown to differ from 'b' (Welch, Holm)"
