@@ -232,7 +232,18 @@ def _count_paths(nets: Sequence[Lesioned], rows: Sequence[tuple[Any, ...]], outp
             **{f"linear_{name}": value for name, value in linear.items()},
         )
     for name, axes in panels.items():
-        axes.set(xlabel=COUNTED[name], xscale="log")
+        axes.set_xlabel(COUNTED[name])
+        digits = len(f"{axes.dataLim.x1:.0f}")
+        if axes.dataLim.x1 <= 1000:
+            axes.locator_params(axis="x", integer=True)
+        elif axes.dataLim.x0 > 0:
+            axes.set_xscale("log")
+        else:  # a place for 0
+            axes.set_xscale("symlog", linthresh=1)
+            axes.set(
+                xlim=(-0.5, 2 * axes.dataLim.x1),
+                xticks=[0, *(10**power for power in range(0, digits, max(1, digits // 5)))],
+            )
         from_zero(axes)
     panels["surviving"].set_ylabel("error (%)")
     figure.legend(*panels["surviving"].get_legend_handles_labels(), loc="outside upper left", fontsize=7)

@@ -17,6 +17,7 @@ from deepnets.results.read import Run
 MOST_IN_PANEL = 6
 MOST_PANELS = 24
 ACROSS = 3
+WORSE = 1.3  # a beginning that is so many times worse than the rest is cut off
 
 
 def training_curves(runs: Mapping[str, Run], logarithmic: bool) -> Figure:
@@ -157,7 +158,7 @@ def _panels_of(rows: Sequence[str], height: float) -> tuple[Figure, list[Axes]]:
 
 
 def _scale(figure: Figure, panels: list[Axes], runs: Sequence[Run], unit: str, logarithmic: bool) -> None:
-    """Set the scale of errors. As in the papers, it may cut off the first tenth of a curve if that is much worse."""
+    """Set the scale of errors. As in the papers, it cuts off the first tenth of curves if that is much worse."""
     curves = [_values(run, f"{split}_error") for run in runs for split in ("train", "test")]
     curves = [finite for curve in curves if (finite := list(filter(math.isfinite, curve)))]
     ends = [curve[-1] for curve in curves]
@@ -169,7 +170,8 @@ def _scale(figure: Figure, panels: list[Axes], runs: Sequence[Run], unit: str, l
         panels[0].yaxis.set_major_formatter("{x:g}")
         panels[0].yaxis.set_minor_formatter(NullFormatter())
     elif ends:
-        panels[0].set_ylim(0, max(1e-3, min(1.05 * highest, max(1.2 * max(ends), 2.5 * median(ends), max(settled)))))
+        enough = max(1.2 * max(ends), 2.5 * median(ends), max(settled))
+        panels[0].set_ylim(0, max(1e-3, enough if highest > WORSE * enough else 1.05 * highest))
     last = max((x for run in runs for x in _values(run, unit)[-1:]), default=0)
     panels[0].locator_params(axis="x", integer=True, nbins=6 if last >= 10_000 else "auto")  # long numbers would touch
     figure.supxlabel(f"{unit}   (thin: training, bold: test)", fontsize=9, color=INK)
