@@ -87,7 +87,8 @@ def _four_panels(panels: Mapping[str, np.ndarray]) -> Figure:
     figure = new_figure(1.8 + min(max(0.09 * layers, 1.2), 5), 10)
     for axes, (title, array) in zip(figure.subplots(1, len(panels), sharey=True), panels.items(), strict=True):
         image = show_array(axes, array, extent=_extent(array))
-        axes.set(title=title, xlabel="block", facecolor=ABSENT)
+        axes.set(title=title, xlabel=f"block{_grey(array)}", facecolor=ABSENT)
+        axes.locator_params(integer=True)
         figure.colorbar(image, ax=axes, orientation="horizontal", shrink=0.9)
     figure.axes[0].set_ylabel("layer")
     return figure
@@ -106,10 +107,15 @@ def _routing_figure(by_class: Mapping[str, np.ndarray]) -> Figure:
         limits = {"vmin": -limit, "vmax": limit, "cmap": "RdBu_r"}
         image = show_array(axes, array, extent=_extent(array), **limits)
         axes.set(title=f"class {name}", facecolor=ABSENT)
-    figure.supxlabel("block", fontsize=9)
+        axes.locator_params(integer=True)
+    figure.supxlabel(f"block{_grey(array)}", fontsize=9)
     figure.supylabel("layer", fontsize=9)
     figure.colorbar(image, ax=grid, shrink=0.8, label="mean gate of the class minus mean gate of all")
     return figure
+
+
+def _grey(array: np.ndarray) -> str:
+    return " (grey: the layer has fewer)" if np.isnan(array).any() else ""
 
 
 def _extent(array: np.ndarray) -> Sequence[float]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
 from torch import nn
 
 from deepnets.analysis.commands.output import Output, whole_numbers
@@ -42,7 +43,17 @@ from deepnets.command import count, number, whole
 from deepnets.config.schema import Config
 from deepnets.errors import UserError
 from deepnets.models.resnet import ResNet
-from deepnets.monitor.style import COLOURS, GREY, from_zero, line, mark_stages, mean_and_range, new_figure, show_array
+from deepnets.monitor.style import (
+    COLOURS,
+    GREY,
+    INK,
+    from_zero,
+    line,
+    mark_stages,
+    mean_and_range,
+    new_figure,
+    show_array,
+)
 from deepnets.system.printing import with_progress
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import fit
@@ -219,33 +230,35 @@ def _when(snapshot: Snapshot) -> str:
 
 
 def _units_figure(snapshots: Sequence[Snapshot]) -> Figure:
-    """Draw by unit the gradient norm, the signal (10th percentile, mean, 90th), and the share that a ReLU clips."""
+    """Draw by unit the gradient norm, the signal's standard deviation, and the share of values that a ReLU clips."""
     clips = any(not np.isnan(snapshot.clipped).all() for snapshot in snapshots)
     panels = 2 + clips
     figure = new_figure(0.5 + 2.1 * panels, 7.5)
     axes = figure.subplots(panels, 1, sharex=True)
     labels = list(dict.fromkeys(snapshot.label for snapshot in snapshots))
-    for snapshot in snapshots:
-        style: dict[str, Any] = {
-            "color": COLOURS[labels.index(snapshot.label) % len(COLOURS)],
-            "linestyle": "--" if snapshot.time == "initial" else "-",
-        }
-        line(axes[0], snapshot.norms, label=f"{snapshot.label}, {snapshot.time}", **style)
-        banded = snapshot.time != "initial" or len(snapshots) == len(labels)
-        band = (snapshot.signals.low, snapshot.signals.high) if banded else None
-        line(axes[1], snapshot.signals.mean, band=band, **style)
+    is_shared = len(labels) > 1 == sum(snapshot.time == "initial" for snapshot in snapshots)
+    names = [f"{snapshot.label}, {snapshot.time}" for snapshot in snapshots]
+    for place, snapshot in enumerate(snapshots):
+        color = COLOURS[labels.index(snapshot.label) % len(COLOURS)]
+        style: dict[str, Any] = {"color": color, "linestyle": "-"}
+        if snapshot.time == "initial":
+            style["linestyle"] = "--"
+            if is_shared:
+                style["color"], names[place] = INK, "fresh network"
+        line(axes[0], snapshot.norms, label=names[place], **style)
+        line(axes[1], snapshot.signals.deviation, **style)
         if clips:
             line(axes[2], 100 * snapshot.clipped, **style)
     axes[0].set(ylabel="gradient norm at its output", yscale="log")
-    axes[1].set_ylabel("output: mean, 10 to 90%")
-    axes[1].axhline(0, color=GREY, linewidth=0.5)
+    axes[1].set(ylabel="deviation of its output", yscale="log")
+    axes[1].yaxis.set(major_formatter=LogFormatter(), minor_formatter=LogFormatter())  # 4, not 4 x 10^0
     if clips:
         from_zero(axes[2])
         axes[2].set_ylabel("clipped after addition (%)")
     axes[-1].set_xlabel("unit")
     for each in axes:
         mark_stages(each, (snapshot.walk.stages for snapshot in snapshots))
-    _name_lines(figure, [f"{snapshot.label}, {snapshot.time}" for snapshot in snapshots])
+    _name_lines(figure, names)
     return figure
 
 

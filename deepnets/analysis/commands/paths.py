@@ -134,16 +134,18 @@ def _figure(columns: dict[str, np.ndarray], first: int, last: int) -> Figure:
     a.bar(lengths, 100 * columns["share_of_paths"], color=GREY)
     a.set(title="number of paths", ylabel="share of all paths (%)")
     b.errorbar(lengths, columns["mean_norm"], columns["standard_error"], fmt="o-", color=COLOURS[0], markersize=3)
-    b.set(title="gradient through one path", ylabel="gradient norm at the input", yscale="log")
+    b.set(title="gradient through one path (± standard error)", ylabel="gradient norm at the input", yscale="log")
     for name, label, color in (
         ("count_times_norm", "count times mean norm", COLOURS[0]),
         ("norm_of_sum", "norm of their exact sum", COLOURS[1]),
     ):
         c.plot(lengths, 100 * columns[name] / columns[name].sum(), color=color, label=label, **DOTS)
-    c.axvspan(first - 0.5, last + 0.5, color=COLOURS[0], alpha=0.1, linewidth=0)
+    band = {"color": COLOURS[0], "alpha": 0.1, "linewidth": 0, "label": "95% of count times norm"}
+    c.axvspan(first - 0.5, last + 0.5, **band)
     c.set(title="gradient through all paths of a length", ylabel="share of the sum over lengths (%)")
-    c.set_ylim(bottom=0, top=1.3 * c.get_ylim()[1])
+    c.set_ylim(bottom=0, top=1.4 * c.get_ylim()[1])
     c.legend(loc="upper right", fontsize=7)
     for axes in (a, b, c):
         axes.set_xlabel("path length in units")
+        axes.locator_params(axis="x", integer=True)
     return figure
