@@ -26,6 +26,7 @@ from deepnets.results.read import Run
 from deepnets.results.statistics import WORST_ERROR, rank_correlation, tail_sum, weighted_sum
 from deepnets.runs.folder import RunFolder
 from deepnets.system.files import LONGEST, read_text
+from deepnets.system.printing import MINUS
 from deepnets.training.assembly import iterations_of
 
 DRAWS = 200  # simulations of the next look, to estimate how likely it is to give an answer
@@ -89,12 +90,16 @@ class RegisteredFinding:
 
     @property
     def number(self) -> str:
-        """Which number each run gives, such as `log10 training loss at 0.1`; without `at`, it is the last epoch's."""
+        """Which number each run gives, without `at` that of the last epoch: `log10 training loss; claimed: above 2`."""
         base = {None: "", math.e: "ln "}.get(self.test.log, f"log{self.test.log:g} " if self.test.log else "")
         kind = "order, " if self.test.order else "share above, " if self.test.is_share else ""
         best = f", best {self.test.best:g} of trials" if self.test.best else ""
         after = f" at {self.test.at:g}" if 0 < self.test.at < 1 else ""
-        return kind + base + str(self.test.of).removesuffix(" error") + after + best
+        # Adding 0 takes the sign of -0.
+        low, high = (f"{bound + 0.0:g}".replace("-", MINUS) for bound in (self.test.low, self.test.high))
+        one_side = f"above {low}" if math.isinf(self.test.high) else f"below {high}"
+        claimed = f"{low} to {high}" if math.isfinite(self.test.high - self.test.low) else one_side
+        return f"{kind}{base}{str(self.test.of).removesuffix(' error')}{after}{best}; claimed: {claimed}"
 
     @property
     def seeds(self) -> tuple[int, ...]:

@@ -99,7 +99,8 @@ def test_a_table_without_a_word_about_it_has_its_numbers(records: Path, capsys: 
     assert write_records(records) == 0
     assert "README.md" in capsys.readouterr().out
     text = (records / "README.md").read_text()
-    assert text.startswith("# Results on record\n\n## digits_shortcuts\n\n* Protocol: sgd (lr 0.1,")
+    assert text.startswith("# Results on record\n\n* 95% interval: a bootstrap interval of the median")
+    assert "\n\n## digits_shortcuts\n\n* Protocol: sgd (lr 0.1," in text
     assert not (records / "claims.md").exists()  # no claim is about them
     assert "* Runs: 10, seeds 0, 1, 2, 3, 4" in text
     assert "| identity | 1.94 | 5 |" in text
@@ -131,7 +132,8 @@ def test_what_a_person_writes_takes_its_numbers_from_the_files(records: Path) ->
     )
     text = records_pages(records)["README.md"]
     first = RunFolder(records / "digits_shortcuts" / "none" / "seed1").result.test_error
-    assert text.startswith(f"# All\n\nBest 1.11, seed 1 {first:.1f}: 3.000 {MINUS}1.50\n\n* Protocol")
+    assert text.startswith("# All\n\n* 95% interval")
+    assert f"\n\nBest 1.11, seed 1 {first:.1f}: 3.000 {MINUS}1.50\n\n* Protocol" in text
     about.write_text('{{ cell("nothing", "best") }}')
     with pytest.raises(UserError, match=r"digits_shortcuts/about\.md: KeyError: 'nothing'"):
         records_pages(records)

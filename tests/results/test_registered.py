@@ -152,8 +152,8 @@ def test_what_of_a_run_is_measured(tmp_path: Path) -> None:
     assert number_of(read, early.test, None) == pytest.approx(math.log10(history[0]["train_loss"]))
     later = registered({"at": 0.26, "each": ["a"]})
     assert number_of(read, later.test, None) == history[1]["test_error"]
-    assert finding(early, a=LOW).number == "log10 training loss at 0.25"
-    assert finding(later, a=LOW).number == "test at 0.26"
+    assert finding(early, a=LOW).number == "log10 training loss at 0.25; claimed: above 0"
+    assert finding(later, a=LOW).number == "test at 0.26; claimed: above 0"
 
 
 GATES = {"analyze": "gates", "table": "blocks", "by": "layer", "tau": ["layer", "bias"]}

@@ -239,7 +239,13 @@ def _of_column(table: Table, index: int, logarithmic: bool) -> Drawn:
     else:
         for key in (DEPTH, *swept(runs)[:MOST_SWEPT]):
             what = "depth" if key == DEPTH else key
-            yield what.replace(".", "-"), f"test error over {what}", error_over(key, runs, cells)
+            caption = f"median test error over {what}, bars: 95% intervals"
+            drawn = sum(
+                map(len, lines_over(key, {row: run for row, run in runs.items() if cells[row].errors}).values())
+            )
+            if left := sum(bool(cells[row].errors) for row in runs) - drawn:
+                caption += f"; not drawn: {left} row{'s' * (left > 1)} without another {what}"
+            yield what.replace(".", "-"), caption, error_over(key, runs, cells)
     yield "schedule", "learning rate", learning_rates(curves)
     if not nets:
         findings = [each for each in findings_of(table, index, table.sweeps) if isinstance(each, Finding)]
