@@ -51,6 +51,7 @@ MAY_DIFFER = (
 )
 GATE_BIAS = "model.shortcut.bias"  # may differ too in deepnets' gates, where only the initial weights depend on it
 MUST_AGREE = ("device", "threads")  # settings outside the identity that must be equal too
+LONELY = "no other row that is left has its network, settings of your own classes, data, budget and iteration"
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ def groups_of(folders: Sequence[RunFolder], most: int) -> tuple[list[list[RunFol
     groups = [same[first : first + most] for same in by_key.values() for first in range(0, len(same), most)]
     for group in groups:
         if len(group) == 1 and most > 1:
-            alone.setdefault(group[0], "no other row that is left has its network, data, budget and iteration")
+            alone.setdefault(group[0], LONELY)
     places = {folder: place for place, folder in enumerate(folders)}
     return sorted(groups, key=lambda group: places[group[0]]), alone
 
