@@ -94,6 +94,13 @@ def records(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_the_page_says_how_the_protocol_of_a_row_differs(records: Path) -> None:
+    for file in records.glob("digits_shortcuts/none/seed*/result.json"):
+        file.write_text(file.read_text().replace(", batches of", ", gradient norm at most 5, batches of"))
+    line = next(line for line in records_pages(records)["README.md"].splitlines() if line.startswith("* Protocol"))
+    assert line.endswith("; none: gradient norm at most 5")
+
+
 def test_a_table_without_a_word_about_it_has_its_numbers(records: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (records / "claims.md").write_text((RECORDS / "claims.md").read_text())  # of records that were there before
     assert write_records(records) == 0
