@@ -323,11 +323,11 @@ def _table_text(table: Table) -> str:
 def _protocols(runs: Sequence[Run]) -> str:
     """Give the most common protocol, and how that of other rows differs; of many, as in a search, only the number.
 
-    Protocols of old versions, which lack facts, are left out.
+    Protocols of old versions, which lack the schedule, are left out.
     """
     counts = Counter(run.result["protocol"].removeprefix("protocol: ") for run in runs)
     facts = {protocol: set(PART.split(protocol)) for protocol in counts}
-    whole = [protocol for protocol in counts if not any(facts[protocol] < other for other in facts.values())]
+    whole = [protocol for protocol in counts if not any(_lacks(facts[protocol], other) for other in facts.values())]
     if not whole:
         return ""
     most = max(whole, key=counts.__getitem__)
@@ -340,6 +340,11 @@ def _protocols(runs: Sequence[Run]) -> str:
             new = [part for part in PART.split(other) if part not in facts[most]]
             text += f"; {rows}: {', '.join(new) or f'without {min(facts[most] - facts[other])}'}"
     return text
+
+
+def _lacks(protocol: set[str], other: set[str]) -> bool:
+    """Return whether the parts of a protocol are those of the other without a learning rate."""
+    return protocol < other and any(part.startswith("learning rate") for part in other - protocol)
 
 
 def _listed(values: Iterable[Any]) -> str:
