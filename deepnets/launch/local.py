@@ -193,8 +193,6 @@ def run_together(folders: Sequence[RunFolder]) -> dict[RunFolder, Ending]:
                 else:
                     endings[folder] = opened
             going = _in_step(going)
-            for execution in going:
-                execution.stacked = len(going)
             if going:
                 network = stack.Stack([execution.training for execution in going])
                 train(going, stack.fit_together(network), interruption, fail)

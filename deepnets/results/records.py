@@ -31,7 +31,7 @@ from deepnets.results.verify import Verifications, verified_line
 from deepnets.runs.code import copy_code
 from deepnets.runs.contents import Origin, Result, Unreadable
 from deepnets.runs.folder import RunFolder, run_folders
-from deepnets.runs.record import PART
+from deepnets.runs.record import PART, protocol_change
 from deepnets.system.files import LONGEST_METRICS, read_text, write_atomically, writing
 from deepnets.system.printing import MINUS, markdown_text
 
@@ -336,9 +336,8 @@ def _protocols(runs: Sequence[Run]) -> str:
     text = most
     for other in whole:
         if other != most:
-            rows = listed(run.row for run in runs if run.result["protocol"].endswith(other))
-            new = [part for part in PART.split(other) if part not in facts[most]]
-            text += f"; {rows}: {', '.join(new) or f'without {min(facts[most] - facts[other])}'}"
+            rows = listed(run.row for run in runs if run.result["protocol"].removeprefix("protocol: ") == other)
+            text += f"; {rows}: {protocol_change(other, most) or other}"
     return text
 
 

@@ -104,7 +104,7 @@ class _State(_Part):
     observed: list[_Observation]
     evidence: _Evidence
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    own_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    own_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     frozen: _Frozen
     training: _Training
     selected: dict[str, Tensor] = {}

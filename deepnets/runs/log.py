@@ -31,9 +31,9 @@ class Log:
     """Follows one run; call `iteration` at every yield of `fit`, and `epoch` when an epoch is completed.
 
     `history` holds one dict an epoch, as in metrics.csv, and `observed` the dashboard's measurements of the units; the
-    log adds to both, and checkpoints store them. The argument `seconds` is the wall time of earlier executions; the
-    property adds this one's. If other runs train at the same time, the run's `name` stands before its lines on the
-    console, and no progress is displayed.
+    log adds to both, and checkpoints store them. The argument `seconds` is the wall time of earlier executions, and
+    `own_seconds` the run's share of it (all, if None); the properties add this execution's. If `runs` train at the same
+    time, the run's `name` stands before its lines on the console, and no progress is displayed.
     """
 
     def __init__(
@@ -45,12 +45,15 @@ class Log:
         observed: list[dict[str, Any]],
         seconds: float,
         name: str | None = None,
+        own_seconds: float | None = None,
+        runs: int = 1,
     ) -> None:
         self.folder = folder
         self.prefix = "" if name is None else f"{name}: "
         self.history = history
         self.every = config.log_iterations
         self.started = time.monotonic() - seconds
+        self.own, self.since, self.runs = seconds if own_seconds is None else own_seconds, seconds, runs
         self.start_iteration = training.iteration
         self.clock = _Clock(training)
         self.losses: list[tuple[int, torch.Tensor]] = []
@@ -88,6 +91,21 @@ class Log:
     def seconds(self) -> float:
         """Seconds of wall time over all executions of the run."""
         return time.monotonic() - self.started
+
+    @property
+    def own_seconds(self) -> float:
+        """This run's share of `seconds`: the runs that train at once share the time equally."""
+        return self.own + (self.seconds - self.since) / self.runs
+
+    def share(self, runs: int) -> None:
+        """Let the time from now on be that of so many runs."""
+        self.own, self.since, self.runs = self.own_seconds, self.seconds, runs
+
+    def times(self) -> dict[str, Any]:
+        """Return the seconds and, if others trained at once, the run's own, as results and checkpoints hold them."""
+        return {"seconds": self.seconds} | (
+            {"own_seconds": own} if (own := self.own_seconds) < self.seconds - 1e-3 else {}
+        )
 
     @property
     def seconds_idle(self) -> float:

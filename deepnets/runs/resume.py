@@ -111,7 +111,7 @@ class Execution:
     """Trains the run in a folder from its last checkpoint to its end, as one process of `world`.
 
     Only the first process reads and writes the folder; `held` keeps it locked until `result` is written. If several
-    runs train at once, `name` precedes this run's lines on the console, and `stacked` is set to their number.
+    runs train at once, `name` precedes this run's lines on the console.
 
     Raises:
         UserError: the checkpoint, the data or the arithmetic are not the run's, or `start_from_weights` raises it.
@@ -128,7 +128,7 @@ class Execution:
         name: str | None = None,
     ) -> None:
         self.folder, self.config, self.heartbeat, self.held, self.name = folder, config, session.heartbeat, held, name
-        self.owner, self.stacked = session.owner, 1
+        self.owner = session.owner
         device = session.device
         saved, damaged = world.broadcast_value(_loaded(folder, config) if world.is_first else ({}, {}))
         with _reading():
@@ -144,7 +144,8 @@ class Execution:
         check_arithmetic(folder, self.frozen["precision"], config, device)
         torch.set_num_threads(self.frozen["threads"])
         self.training = prepare(config, device, getattr(torch, self.frozen["precision"]), world)
-        self.remarks, self.history, self.seconds, self.own_seconds = described(damaged), [], 0.0, 0.0
+        self.remarks, self.history, self.seconds = described(damaged), [], 0.0
+        self.own_seconds: float | None = saved.get("own_seconds") if saved else None  # earlier versions noted none
         self.observed: list[dict[str, Any]] = []
         self.evidence = Evidence(saved["evidence"] if saved else None)
         if not saved and (start := start_from_weights(self.training.model, config, dataset_of(config).classes)):
@@ -152,7 +153,6 @@ class Execution:
         if saved:
             self.remarks.append(resume(folder, saved, self.training))
             self.history, self.observed, self.seconds = saved["history"], saved["observed"], saved["seconds"]
-            self.own_seconds = saved.get("own_seconds", self.seconds)  # earlier versions noted none
         self.remarks += changes_since(folder, config, self.frozen, device)
         self.remarks += [f"your code has changed since the run began: {', '.join(changed)}"] * bool(changed)
         self.remarks += filter(None, [scarce_cores(device)])
@@ -178,11 +178,12 @@ class Execution:
             note_code(self.folder.path, code)
         return changed_files(self.folder, last, code) if last else []
 
-    def begin(self) -> None:
-        """Open the log, and let the heartbeat report progress."""
+    def begin(self, together: int = 1) -> None:
+        """Open the log, and let the heartbeat report progress; so many runs train at once."""
         if not self.heartbeat:  # not the first process
             return
-        log = Log(self.folder, self.training, self.config, self.history, self.observed, self.seconds, self.name)
+        times = self.seconds, self.name, self.own_seconds, together
+        log = Log(self.folder, self.training, self.config, self.history, self.observed, *times)
         self.log = self.logging.enter_context(log)
         log.protocol(protocol_of_training(self.config, self.training))
         for remark in self.remarks:
@@ -231,7 +232,7 @@ class Execution:
         if self.log:
             self.owner.check()
             self.log.flush()
-            state |= {"run": identity(self.config), "frozen": self.frozen, **self._times(self.log)}
+            state |= {"run": identity(self.config), "frozen": self.frozen, **self.log.times()}
             state |= {"evidence": self.evidence.state, "input": self.input.model_dump(exclude_unset=True)}
             state |= {"selected": self.selected} if self.selected else {}
             checkpoint.save(self.folder.path, state)
@@ -244,18 +245,13 @@ class Execution:
             self._keep_weights(self.lowest[1], self.selected)
         self._end(FINISHED)
 
-    def _times(self, log: Log) -> dict[str, Any]:
-        """Return the seconds of all executions and, if others trained at once, this run's share of them."""
-        own = self.own_seconds + ((seconds := log.seconds) - self.seconds) / self.stacked
-        return {"seconds": seconds} | ({"own_seconds": own} if own < seconds - 1e-3 else {})
-
     def _end(self, status: FinalStatus) -> None:
         if self.log:
             self.log.end(finished=status == FINISHED)
             facts = {"claims": self.folder.origin.claims, "input": self.input.without_image, **self.evidence.facts()}
             if status == FINISHED:  # no checkpoint holds the final weights of a run that diverged
                 facts["weights_sha256"] = state_checksum(self.saved)
-            times = self._times(self.log)
+            times = self.log.times()
             self.result = result_of(self.config, self.training, self.history, times, status, self.frozen, facts)
             self.logging.close()
             self.result.write(self.folder.path)
@@ -292,12 +288,14 @@ def train(
                 goes_on = False
             if goes_on is False:
                 going.remove(execution)
+        for log in filter(None, (execution.log for execution in going)):
+            log.share(len(going))
 
     training = executions[0].training
     world = training.world
     decide = Decisions(world, interruption, executions[0].config.checkpoint_seconds)
     interruption.at_once = False  # from here on there is something to save
-    each(Execution.begin)
+    each(lambda execution: execution.begin(len(going)))
     for _ in steps:
         each(Execution.note)
         if not going:

@@ -1,5 +1,6 @@
 """Trained weights as a file: safetensors beside the configuration; they are read with torchvision's names too."""
 
+import argparse
 import csv
 import json
 import os
@@ -16,6 +17,7 @@ from pydantic import BaseModel, Json, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
+from torch.serialization import safe_globals
 
 from deepnets.config.identity import difference, identity
 from deepnets.config.schema import Config, Selection
@@ -280,7 +282,12 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 def by_own_names(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return `state` with the names in `wanted`, a deepnets network's state, instead of torchvision's names."""
+    """Return `state` with the names in `wanted`, a deepnets network's state, instead of torchvision's names.
+
+    A prefix `module.` of all names is left out: a network in `DataParallel` or `DistributedDataParallel` has it.
+    """
+    if not wanted.keys() & state.keys() and all(name.startswith(WRAPPED) for name in state):
+        state = {name.removeprefix(WRAPPED): tensor for name, tensor in state.items()}
     if wanted.keys() & state.keys():
         return dict(state)
     return {name: state[renamed] for name, renamed in torchvision_names(wanted).items() if renamed in state}
@@ -317,7 +324,7 @@ def read_state(file: Path) -> dict[str, Tensor]:
     """Read a state dictionary that `safetensors` or `torch.save` wrote, onto the CPU, without executing code in it.
 
     It may be an entry of a checkpoint, as the training scripts of PyTorch's examples, timm (`state_dict`) and
-    torchvision (`model`) write it, and of a network in `DataParallel` or `DistributedDataParallel`.
+    torchvision (`model`) write it.
 
     Raises:
         UserError: the file cannot be read as a state dictionary.
@@ -327,15 +334,16 @@ def read_state(file: Path) -> dict[str, Tensor]:
     if file.suffix == ".safetensors":
         return _read_safetensors(file)[0]
     try:
-        state: Any = torch.load(file, map_location="cpu", weights_only=True)
+        with safe_globals([argparse.Namespace]):  # the arguments of the other program, which hold no code
+            state: Any = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file raises nearly any error
         raise UserError(f"{file}: cannot be read as weights: {first_line(error)}") from error
-    if isinstance(state, dict) and (found := [state[key] for key in IN_CHECKPOINTS if is_state(state.get(key))]):
-        state = found[0]
+    if isinstance(state, dict):
+        entries = (state.get(key) for key in IN_CHECKPOINTS)
+        state = next((entry for entry in entries if entry and is_state(entry)), state)
     if not is_state(state):
         raise UserError(f"{file}: holds more than weights by name; save a network's state_dict()")
-    is_wrapped = all(name.startswith(WRAPPED) for name in state)
-    return {name.removeprefix(WRAPPED): tensor for name, tensor in state.items()} if is_wrapped else state
+    return state
 
 
 def _read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -352,3 +352,12 @@ def test_runs_of_a_stack_share_its_time(tmp_path: Path) -> None:
     # Only the run that trained alone tells how long another one would train.
     expected = alone.result.seconds / alone.result.iterations
     assert seconds_of_seeds(alone, rows[2].config) == pytest.approx(expected)
+
+
+def test_shares_of_a_stack_in_which_a_run_diverges_add_up_to_its_time(tmp_path: Path) -> None:
+    rows = [row(tmp_path, *SHORT, f"optimizer.lr={rate}", "launcher.stacked=2") for rate in ("0.01", "1e30")]
+    launch(rows)
+    diverged, finished = sorted((RunFolder(path).result for path in folders_in(tmp_path)), key=lambda run: run.status)
+    assert (diverged.status, finished.status) == ("diverged", "finished")
+    assert diverged.own_seconds + finished.own_seconds == pytest.approx(finished.seconds, abs=0.1)
+    assert finished.own_seconds > finished.seconds / 2 + 0.01

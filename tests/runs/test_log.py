@@ -167,3 +167,15 @@ def test_the_end_of_a_diverged_run_tells_how_far_it_came() -> None:
     result = Result(status="diverged", selection="best_validation", last_test_error=61.5, epochs=38, seconds=62.0)
     assert describe_result(result) == "diverged: last test error 61.50% after 38 epochs in 1:02 (no epoch timed)"
     assert "diverged: in epoch 38 in 1:02" in describe_result(result.model_copy(update={"last_test_error": None}))
+
+
+def test_a_run_counts_its_share_of_the_time(config: Config, tmp_path: Path) -> None:
+    with Log(RunFolder(tmp_path), training_of(config), config, [], [], 10.0, own_seconds=4.0) as log:
+        assert log.times() == pytest.approx({"seconds": 10, "own_seconds": 4}, abs=0.5)
+        log.share(2)
+        log.started -= 60
+        log.share(1)
+        log.started -= 20
+        assert log.times() == pytest.approx({"seconds": 90, "own_seconds": 54}, abs=0.5)
+    with Log(RunFolder(tmp_path), training_of(config), config, [], [], 10.0) as log:
+        assert log.times().keys() == {"seconds"}

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from argparse import Namespace
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -146,10 +148,19 @@ def test_torchvisions_state_is_taken_over(suffix: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("entry", ["state_dict", "model"])
 def test_a_checkpoint_of_another_program_gives_its_weights(entry: str, tmp_path: Path) -> None:
     there = torch.nn.DataParallel(get_model("resnet18", num_classes=10))
-    torch.save({"epoch": 3, entry: there.state_dict(), "optimizer": {"state": {}}}, tmp_path / "checkpoint.pth")
-    state = read_state(tmp_path / "checkpoint.pth")
-    load_state(build_model(["model=imagenet_resnet18", "dataset=synthetic"]), state)
-    torch.testing.assert_close(state["conv1.weight"], there.module.conv1.weight.detach())
+    others = {"epoch": 3, "args": Namespace(lr=0.1), "optimizer": {"state": {}}, "model": {}}
+    torch.save(others | {entry: there.state_dict()}, tmp_path / "checkpoint.pth")
+    model = build_model(["model=imagenet_resnet18", "dataset=synthetic"])
+    load_state(model, read_state(tmp_path / "checkpoint.pth"))
+    torch.testing.assert_close(model.stem[0].weight, there.module.conv1.weight)
+    save_file(there.state_dict(), tmp_path / "wrapped.safetensors")
+    load_state(model, read_state(tmp_path / "wrapped.safetensors"))
+
+
+def test_names_of_a_network_that_begin_like_those_of_a_wrapped_one_are_its_own(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(OrderedDict(module=torch.nn.Linear(2, 3)))
+    torch.save(model.state_dict(), tmp_path / "own.pth")
+    load_state(model, read_state(tmp_path / "own.pth"))
 
 
 def test_a_state_of_another_network_is_refused(tmp_path: Path) -> None:

@@ -244,7 +244,7 @@ def _of_column(table: Table, index: int, logarithmic: bool) -> Drawn:
                 map(len, lines_over(key, {row: run for row, run in runs.items() if cells[row].errors}).values())
             )
             if left := sum(bool(cells[row].errors) for row in runs) - drawn:
-                caption += f"; not drawn: {left} row{'s' * (left > 1)} without another {what}"
+                caption += f"; not drawn: {left} row{'s' * (left > 1)} on no line"
             yield what.replace(".", "-"), caption, error_over(key, runs, cells)
     yield "schedule", "learning rate", learning_rates(curves)
     if not nets:
