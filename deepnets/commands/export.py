@@ -15,7 +15,7 @@ import yaml
 from torch import nn
 
 from deepnets.command import Parser, add_data_option, add_iteration_option, add_weights_options
-from deepnets.config.build import TARGETS, targets_in
+from deepnets.config.build import own_targets
 from deepnets.config.identity import difference, identity
 from deepnets.config.schema import Config
 from deepnets.config.trust import chosen_code
@@ -196,7 +196,7 @@ def card_of(folder: RunFolder, weights: Weights, program: str | None = None) -> 
         **(_input_facts(weights.input) if weights.input else {}),
     }
     rows = "".join(f"| {name} | {markdown_cell(text)} |\n" for name, text in facts.items())
-    classes = sorted({*targets_in(config.model)} - TARGETS)
+    classes = sorted(own_targets(config.model))
     modules = sorted({target.rpartition(".")[0] for target in classes})
     choice = f", code={json.dumps(chosen_code())}" if chosen_code() else ""
     usage = FOR_DEEPNETS.replace("TRUST", f", trust={json.dumps(modules)}{choice}" if modules else "")

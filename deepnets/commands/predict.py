@@ -8,6 +8,7 @@ import pandas as pd
 import torch
 
 from deepnets.command import Parser, add_data_option, add_iteration_option, add_weights_options
+from deepnets.config.build import own_targets
 from deepnets.data.class_folders import SUFFIXES
 from deepnets.errors import UserError, printable
 from deepnets.results.export import no_formula
@@ -17,7 +18,6 @@ from deepnets.runs.weights import read_weights
 from deepnets.system.files import check_writable, write_atomically, writing
 from deepnets.system.printing import print_error
 from deepnets.training.hardware import find_device
-from deepnets.training.size import has_own_classes
 
 COLUMNS = ("file", "class", "probability")
 OWN_SOURCE = (
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     weights = read_weights(arguments.run, arguments.allow_previous, arguments.iteration)
     weights = with_input(weights, arguments.run, arguments.data)
     classifier = classifier_of(weights).to(find_device(arguments.device))
-    if has_own_classes(weights.config.dataset.get("source")):
+    if own_targets(weights.config.dataset.get("source")):
         print_error(OWN_SOURCE)
     problems: list[str] = []
     files = list(_files(arguments.images, problems))

@@ -75,9 +75,8 @@ def build(where: str, node: dict[str, Any], **runtime: Any) -> Any:
     except UserError:
         raise
     except Exception as error:
-        own = {*targets_in(node)} - TARGETS
         reason = own_code_message(error) or (str(error) if isinstance(error, ValueError) else None)
-        if reason is None and not own:
+        if reason is None and not own_targets(node):
             raise
         raise UserError(f"{where}: {reason or f'{type(error).__name__}: {first_line(error)}'}") from error
 
@@ -172,6 +171,11 @@ def targets_in(node: Any) -> Iterator[str]:
     if isinstance(node, list):
         for value in node:
             yield from targets_in(value)
+
+
+def own_targets(node: Any) -> set[str]:
+    """Return every `_target_` of a node, and of the nodes in it, that names a class or function of the user's own."""
+    return {*targets_in(node)} - TARGETS
 
 
 def takes(settings: Any, key: str, value: Any) -> bool:

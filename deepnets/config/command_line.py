@@ -34,7 +34,7 @@ from deepnets.config.compose import (
 from deepnets.config.hydra_errors import explain, explained
 from deepnets.config.identity import flat, is_execution
 from deepnets.config.project import CONF, check_options_folder, read_project
-from deepnets.config.schema import ABSENT, DEFAULTS, Row, Search, Sweep, axes_of, selected, value_at
+from deepnets.config.schema import ABSENT, DEFAULTS, TRAINED_NODES, Row, Search, Sweep, axes_of, selected, value_at
 from deepnets.config.sweep import check_file, params_of, rows_of
 from deepnets.config.trust import trust
 from deepnets.errors import UserError, brief
@@ -46,7 +46,6 @@ PLUGINS = {  # Hydra's defaults; deepnets calls neither of them, so others would
 }
 HYDRA_KEYS = ("hydra.mode", "hydra.searchpath", "hydra.sweeper.params")  # deepnets reads these
 HARMLESS = ("hydra.job.name", "hydra.verbose")  # ignored: users of Hydra may type them by habit
-NODES = ("model", "dataset", "optimizer", "schedule", "loss")
 PATHS = ("weights", "dataset.root", "output_root")
 RESERVED_FOLDERS = {"runs": "the runs without a sweep", "records": "the records"}
 FIXING_GROUPS = ("sweep", "protocol")  # their files set values of other groups' options
@@ -281,7 +280,8 @@ def _options_on_axes(composition: Composed) -> dict[str, list[str]]:
 
 
 def _option_words(choices: dict[str, str]) -> list[str]:
-    return sorted(f"{group}={option}" for group, option in choices.items() if option and group.split("/")[0] in NODES)
+    chosen = {group: option for group, option in choices.items() if group.split("/")[0] in TRAINED_NODES}
+    return sorted(f"{group}={option}" for group, option in chosen.items() if option)
 
 
 def _differing(node: str, *configs: DictConfig) -> list[str]:

@@ -32,6 +32,7 @@ from deepnets.config.project import CONF, home, is_pure, key_at_first, options_k
 from deepnets.config.safe_yaml import refuse_interpolations
 from deepnets.config.schema import (
     ABSENT,
+    NODES,
     Config,
     Row,
     Search,
@@ -50,7 +51,6 @@ from deepnets.system.files import own_cache, write_atomically
 
 CONF_ALONE = Search()
 REMEMBERED = 500  # so many compositions, of some kilobytes each, are kept in the user's cache
-NODES = ("model", "dataset", "optimizer", "schedule", "loss", "launcher")  # the chosen option decides their keys
 COMPOSED_KEYS = ("scale", "setting", "sweep")  # they decide other values or the rows
 SET_KEYS = frozenset(key.name for key in fields(Config)) - {*COMPOSED_KEYS}
 

@@ -20,6 +20,8 @@ from deepnets.system.settings import Count, Memory, Name, NotNegative, Positive,
 
 CALLBACKS = {"callbacks": None}  # the entry of Hydra's own defaults list that chooses callbacks
 DEFAULTS = "train"  # the file in conf/ that composes one run
+TRAINED_NODES = ("model", "dataset", "optimizer", "schedule", "loss")
+NODES = (*TRAINED_NODES, "launcher")  # the chosen option of these groups decides the keys below them
 ABSENT = object()  # stands for the value of a key that does not exist
 
 

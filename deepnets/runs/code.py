@@ -18,9 +18,9 @@ from importlib.metadata import packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from deepnets.config.build import TARGETS, targets_in
+from deepnets.config.build import own_targets
 from deepnets.config.project import commit_of
-from deepnets.config.schema import CodeChoice, Config, Search
+from deepnets.config.schema import TRAINED_NODES, CodeChoice, Config, Search
 from deepnets.config.trust import chosen_code, execute_from, executed_from, is_trusted, trusted_search
 from deepnets.errors import UserError
 from deepnets.runs.contents import Code, Unreadable
@@ -30,7 +30,6 @@ from deepnets.system.files import read_text, write_folder
 FOLDER = ".code"  # beside the rows of a sweep: a folder for each version of the code, named by its hash
 HASH = "[0-9a-f]{16}"  # the name of a version
 LONGEST_SOURCE = 10_000_000  # bytes
-NODES = ("model", "dataset", "optimizer", "schedule", "loss")
 
 _stored: set[str] = set()  # the versions that this process has copied, and executes even if the files are edited
 
@@ -73,7 +72,7 @@ def sources_of(config: Config) -> dict[str, Path | str]:
 
 
 def _own_targets(config: Config) -> set[str]:
-    return {target for node in NODES for target in targets_in(getattr(config, node))} - TARGETS
+    return own_targets([getattr(config, node) for node in TRAINED_NODES])
 
 
 def store(folder: RunFolder, config: Config, code: Code) -> Path:

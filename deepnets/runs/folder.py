@@ -17,10 +17,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from deepnets.config.build import check_ranges
-from deepnets.config.compose import NODES
 from deepnets.config.identity import difference, flat, identity, identity_hash
 from deepnets.config.safe_yaml import LONGEST, frozen_yaml, is_plain_node, read_frozen
-from deepnets.config.schema import CodeChoice, Config, Sweep
+from deepnets.config.schema import NODES, CodeChoice, Config, Sweep
 from deepnets.errors import UserError
 from deepnets.runs.contents import Code, Job, Origin, Result, Status, Unreadable
 from deepnets.runs.owner import OWNER, Owner, is_left_behind, owned, owner_elsewhere

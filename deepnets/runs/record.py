@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deepnets.config.build import TARGETS, targets_in
+from deepnets.config.build import own_targets
 from deepnets.config.identity import PLAIN_LOSS, identity_hash
 from deepnets.config.project import git_commit
 from deepnets.config.schema import Config, Selection
@@ -266,7 +266,7 @@ def change_of_images(config: Config, result: Result) -> str:
     if not result.data:
         return ""
     # The run needs no images any more, so it does not matter if they, or the user's own class, cannot be read.
-    with suppress(Exception if {*targets_in(config.dataset)} - TARGETS else UserError):
+    with suppress(Exception if own_targets(config.dataset) else UserError):
         if now := _contents(dataset_of(config)):
             changed = {name: value for name, value in result.data.items() if value != now.get(name)}
             counts = {name: changed[name] for name in SPLITS if name in changed}

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from deepnets.config.build import TARGETS, build, check_node, check_plain_settings, targets_in
+from deepnets.config.build import build, check_node, check_plain_settings, own_targets
 from deepnets.config.schema import Config, Selection, StepKind
 from deepnets.data.augmentation import Operation
 from deepnets.data.dataset import Dataset, memory_size
@@ -20,7 +20,6 @@ from deepnets.system.printing import print_line
 from deepnets.training.assembly import dataset_of, iterations_of, splits_of
 from deepnets.training.hardware import find_device, with_counted_devices
 from deepnets.training.size import (
-    has_own_classes,
     meta_network,
     network_key,
     optimizer_key,
@@ -62,7 +61,7 @@ def check_settings(config: Config, code: str | None = None) -> tuple[Dataset, in
     _check_devices(config)
     check_node("optimizer", config.optimizer, ["model"])
     dataset = dataset_of(config)
-    is_own = has_own_classes(config.model)
+    is_own = bool(own_targets(config.model))
     tried = network_key(config, dataset, code) if is_own and code else None
     size = passed().get(tried) if tried else None
     if size:
@@ -80,7 +79,7 @@ def check_settings(config: Config, code: str | None = None) -> tuple[Dataset, in
             remember_passed(tried, size)
     operations = list(zip(getattr(dataset, "augmentation", ()), config.dataset.get("augmentation") or (), strict=False))
     for place, (operation, node) in enumerate(operations):
-        if has_own_classes(node):
+        if own_targets(node):
             _try_out_operation(f"dataset.augmentation[{place}]", operation, dataset)
     _try_out_loss(json.dumps(config.loss, sort_keys=True), dataset.classes, bool(operations))
     if config.step is not StepKind.eager:
@@ -211,7 +210,7 @@ def _try_out_own(model: str, shape: tuple[int, int, int], classes: int) -> bool:
                 continue
             if isinstance(error, UserError):
                 raise
-            own = ", ".join(sorted({*targets_in(settings)} - TARGETS))
+            own = ", ".join(sorted(own_targets(settings)))
             unfit = f"its layers, shortcuts and widths do not fit together ({own} among them): {first_line(error)}"
             raise UserError(f"model: {own_code_message(error) or unfit}") from error
     raise AssertionError
@@ -262,7 +261,7 @@ def _try_out_loss(loss: str, classes: int, is_mixed: bool) -> None:
         UserError: names the class's file and line, or that the value is not the sum over the images.
     """
     criterion = build("loss", settings := json.loads(loss))
-    if not has_own_classes(settings):
+    if not own_targets(settings):
         return
     if not callable(criterion):
         raise UserError(f"loss: {settings['_target_']} does not make a function of logits and targets")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from deepnets.config.build import TARGETS, targets_in
+from deepnets.config.build import own_targets
 from deepnets.config.project import PACKAGE
 from deepnets.config.schema import Config
 from deepnets.data.dataset import Dataset
@@ -65,7 +65,7 @@ def size_of(config: Config, dataset: Dataset, code: str | None = None) -> Networ
     key, sizes = network_key(config, dataset, code), _remembered()
     if key in sizes:
         return sizes[key]
-    is_own, shapes = has_own_classes(config.model), [dataset.shape, *dataset.final_shapes]
+    is_own, shapes = bool(own_targets(config.model)), [dataset.shape, *dataset.final_shapes]
     model = meta_network(config, dataset)
     weight = fmean(parameter.nbytes for parameter in model.parameters())
     if not is_own and weight <= LARGEST_WEIGHT and max(map(math.prod, shapes)) <= LARGEST_IMAGE:
@@ -86,7 +86,7 @@ def network_key(config: Config, dataset: Dataset, code: str | None = None) -> st
 
 def optimizer_key(config: Config) -> str | None:
     """Return a hash of all that the optimiser depends on but the network, or None if its class is the user's own."""
-    if has_own_classes(config.optimizer):
+    if own_targets(config.optimizer):
         return None
     return _hash([config.optimizer, torch.__version__, _version("optimizer.py")])
 
@@ -116,11 +116,6 @@ def remember_passed(key: str, size: int) -> None:
     write_atomically(own_cache() / PASSED, json.dumps(tried), durable=False)
 
 
-def has_own_classes(node: Any) -> bool:
-    """Return whether a node, or a node inside it, names a class that is not deepnets' own."""
-    return any(target not in TARGETS for target in targets_in(node))
-
-
 def meta_network(config: Config, dataset: Dataset) -> nn.Module:
     """Build the network on the meta device, or on the CPU if a user's own class cannot be built there.
 
@@ -131,7 +126,7 @@ def meta_network(config: Config, dataset: Dataset) -> nn.Module:
         with torch.device("meta"), _NothingDrawn():
             return model_of(config, dataset.shape, dataset.classes)
     except Exception as error:
-        if has_own_classes(config.model):
+        if own_targets(config.model):
             return model_of(config, dataset.shape, dataset.classes)  # raises the class's error if it fails here too
         if isinstance(error, RuntimeError):  # a tensor would have more numbers than can be counted
             raise UserError(f"model: cannot be built: {first_line(error)}") from error

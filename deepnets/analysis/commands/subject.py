@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from deepnets.analysis.commands.output import whole_numbers
 from deepnets.analysis.walk import check_parts, recalibrate_batchnorm
 from deepnets.command import add_trust_option, add_weights_options, filled
+from deepnets.config.build import own_targets
 from deepnets.config.compose import compose
 from deepnets.config.project import CONF
 from deepnets.config.schema import Config, Sweep
@@ -28,7 +29,6 @@ from deepnets.runs.folder import RunFolder
 from deepnets.runs.naming import folder_of
 from deepnets.runs.start import start_from_weights
 from deepnets.training.assembly import dataset_of, model_of, splits_of
-from deepnets.training.checks import has_own_classes
 from deepnets.training.hardware import find_device, set_arithmetic
 
 UNTRAINED = ", untrained"  # in the name of a fresh network
@@ -259,7 +259,7 @@ def _fresh(overrides: Sequence[str], arguments: argparse.Namespace) -> Subject:
 
 def _check_own(model: nn.Module, config: Config) -> None:
     """Check the `parts` of a network of the user's own class, if it has any; raises what `check_parts` raises."""
-    if has_own_classes(config.model) and hasattr(model, "parts"):
+    if own_targets(config.model) and hasattr(model, "parts"):
         check_parts(model, dataset_of(config).shape)
 
 
