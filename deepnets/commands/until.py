@@ -20,9 +20,9 @@ from deepnets.launch.plan import compute_of, show_plan
 from deepnets.launch.reuse import file_of_sweep
 from deepnets.launch.slurm import Slurm
 from deepnets.results.cell import hours_of
-from deepnets.results.claims import OTHER_DEPTH, AnyFinding, are_of_other_depth, findings_of, pairs_of
+from deepnets.results.claims import OTHER_DEPTH, are_of_other_depth, findings_of, pairs_of
 from deepnets.results.claims_page import claim_answers
-from deepnets.results.finding import LOOKS, MOST, Outcome
+from deepnets.results.finding import LOOKS, MOST, Finding, Outcome
 from deepnets.results.read import Run, read_runs
 from deepnets.results.table import Table, tables_of
 from deepnets.runs.folder import run_folders
@@ -81,7 +81,7 @@ class Round:
     why: str
     seeds: Mapping[str, list[int]] = field(default_factory=dict)
     looks: Sequence[frozenset[Asked]] = ()
-    findings: Sequence[AnyFinding] = ()
+    findings: Sequence[Finding] = ()
     left_out: Sequence[str] = ()
 
 
@@ -256,7 +256,7 @@ def _asked(sweep: Any, names: Sequence[str]) -> list[tuple[Claim | Registered, t
     return asked
 
 
-def _findings(runs: Sequence[Run], file: Path) -> list[AnyFinding]:
+def _findings(runs: Sequence[Run], file: Path) -> list[Finding]:
     """Test the claims on the column that has the most ended runs; each arithmetic has its own column."""
     (table,) = tables_of(runs, file.parent)
     index = max(range(len(table.columns)), key=lambda index: _ended(table, index))

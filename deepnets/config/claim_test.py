@@ -43,6 +43,9 @@ class CsvColumn:
     function: str = ""
     below: float | None = None
 
+    def __str__(self) -> str:
+        return f"{self.function} {self.name}".strip() + ("" if self.below is None else f" below {self.below:g}")
+
 
 @dataclass(frozen=True)
 class Analysed:
@@ -73,7 +76,7 @@ class Analysed:
         return "".join(f" --{name} {value}" for name, value in self.options)
 
     def __str__(self) -> str:
-        return f"{self.reduction} of {', '.join(column.name for column in self.columns)} ({self.analysis})"
+        return f"{self.reduction} of {', '.join(map(str, self.columns))} ({self.analysis})"
 
 
 @dataclass(frozen=True)

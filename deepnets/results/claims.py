@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from deepnets.config.build import TARGETS, targets_in
+from deepnets.config.build import own_targets
 from deepnets.config.claim import Claim, Measured, Registered, Relation, all_claims, margins_of, registered_on_file
 from deepnets.config.claim_test import DRAWN, Analysed, ClaimTest
 from deepnets.config.project import program
@@ -26,7 +26,7 @@ from deepnets.results.columns import (
     is_plain,
     mixes_code,
 )
-from deepnets.results.finding import MOST, Finding, Side, Waiting
+from deepnets.results.finding import MOST, Finding, PairFinding, Side, Waiting
 from deepnets.results.read import Run, example, read_runs
 from deepnets.results.registered import RegisteredFinding, analysed_number, noted_by, number_of, share_above
 from deepnets.results.statistics import WORST_ERROR, holm
@@ -36,10 +36,8 @@ from deepnets.runs.folder import RunFolder
 DEPTH_KEYS = ("depth", "units")  # in the node `model`
 OTHER_DEPTH = "nets of another depth than the paper's"
 
-AnyFinding = Finding | RegisteredFinding
 
-
-def findings_of(table: Table, index: int, sweeps: Path) -> list[AnyFinding]:
+def findings_of(table: Table, index: int, sweeps: Path) -> list[Finding]:
     """Test every claim of the table's sweep file, which lies in `sweeps`, on one column of the table.
 
     A claim about two values of an axis is tested on each pair of rows that differ only in these. The last
@@ -111,7 +109,7 @@ def pairs_of(claim: Claim, rows: Sequence[str], axes: int) -> list[tuple[str, st
     return pairs
 
 
-def _compared(table: Table, index: int, sweeps: Path) -> list[Finding]:
+def _compared(table: Table, index: int, sweeps: Path) -> list[PairFinding]:
     """Test each claim that compares two rows, or two values of an axis."""
     column, sweep = table.columns[index], sweep_of(sweeps / f"{table.name}.yaml")
     paper = min((cell.fail_above for cell in table.column(index).values()), default=math.inf)
@@ -127,7 +125,7 @@ def _compared(table: Table, index: int, sweeps: Path) -> list[Finding]:
         for one, two in pairs:
             claimed_bound = claim.above if column.is_published_protocol else None
             bound = claimed_bound or (paper if is_papers else _fails_here(column, one))
-            first, second_side = (
+            sides = tuple(
                 _side(
                     row,
                     runs,
@@ -137,7 +135,7 @@ def _compared(table: Table, index: int, sweeps: Path) -> list[Finding]:
                 for row, runs in ((one, column.rows.get(one, [])), (two, second_rows.get(two, [])))
             )
             learns = is_papers or claim.relation is not Relation.fails or _learns(table, index)
-            findings.append(Finding(claim, first, second_side, bound, margin, learns))
+            findings.append(PairFinding(claim, sides, bound, margin, learns))
     return findings
 
 
@@ -172,16 +170,16 @@ def _learns(table: Table, index: int) -> bool:
     return all(mean <= _fails_here(table.columns[index], row) for row, mean in learning.items())
 
 
-def _with_holm(findings: Sequence[Finding]) -> list[Finding]:
+def _with_holm(findings: Sequence[PairFinding]) -> list[PairFinding]:
     """Set `p_holm` of each finding; equal tests of the same experiments under different names count once."""
     by_test = {_test(finding): finding.p for finding in findings if finding.p is not None}
     corrected = dict(zip(by_test, holm(list(by_test.values())), strict=True))
     return [replace(finding, p_holm=corrected.get(_test(finding))) for finding in findings]
 
 
-def _test(finding: Finding) -> tuple[Measured, frozenset[frozenset[str]], str | None]:
+def _test(finding: PairFinding) -> tuple[Measured, frozenset[frozenset[str]], str | None]:
     """Return what two findings of the same test share: the error, the experiments and, but for rounding, p."""
-    pair = frozenset({finding.first.identities, finding.second.identities})
+    pair = frozenset(side.identities for side in finding.sides)
     return finding.claim.error, pair, None if finding.p is None else f"{finding.p:.6g}"
 
 
@@ -285,7 +283,7 @@ def _side(
 
 def _trusting(config: Mapping[str, Any]) -> str:
     """Return the words that let an analysis import the user's own classes in a run's network and data."""
-    own = {*targets_in([config.get("model"), config.get("dataset")])} - TARGETS
+    own = own_targets([config.get("model"), config.get("dataset")])
     return "".join(f" --trust {shlex.quote(name)}" for name in sorted({*map(to_trust, own)}))
 
 

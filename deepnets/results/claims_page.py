@@ -12,7 +12,6 @@ from deepnets.config.schema import Row
 from deepnets.config.sweep import SWEEPS, matching, names_at, sweep_of
 from deepnets.results.claims import (
     OTHER_DEPTH,
-    AnyFinding,
     are_of_other_depth,
     arithmetics_of,
     drawn_findings,
@@ -21,7 +20,7 @@ from deepnets.results.claims import (
     is_of_other_depth,
 )
 from deepnets.results.columns import ARITHMETIC, FULL, Column
-from deepnets.results.finding import CLAIM_RULE, LOOKS, MOST, Outcome
+from deepnets.results.finding import CLAIM_RULE, LOOKS, MOST, Finding, Outcome, PairFinding
 from deepnets.results.read import read_runs
 from deepnets.results.registered import REGISTERED_RULE, RegisteredFinding
 from deepnets.results.statistics import FEWEST_SEEDS
@@ -71,7 +70,7 @@ class Tested:
     label: str
     shown: str
     scale: str
-    findings: list[AnyFinding]
+    findings: list[Finding]
 
 
 def claim_sheets(table: Table, sweeps: Path | None = None) -> list[Sheet]:
@@ -121,22 +120,21 @@ def claim_answers(table: Table, most: int) -> list[str]:
     return lines
 
 
-def _seen_before(finding: AnyFinding) -> str:
+def _seen_before(finding: Finding) -> str:
     return f" ({finding.seen_before} of {sum(finding.seeds)} seen before)" if finding.seen_before else ""
 
 
-def claim_line(finding: AnyFinding) -> tuple[str, ...]:
+def claim_line(finding: Finding) -> tuple[str, ...]:
     """Return the cells of a line under `CLAIM_HEADER`."""
-    interval = f"{signed(finding.interval[0])} to {signed(finding.interval[1])}" if finding.interval else NOTHING
     return (
         _what(finding),
         finding.outcome,
         finding.number,
         finding.claim.place,
         ", ".join(map(str, finding.seeds)) + _seen_before(finding),
-        str(finding.looks[-1].seeds) if finding.looks else "",
+        str(finding.shown.seeds) if finding.shown else "",
         signed(finding.difference),
-        interval,
+        _interval(finding.interval) if finding.interval else NOTHING,
         NOTHING if finding.p_holm is None else f"{finding.p_holm:.2g}",
         percent(finding.image_noise),
         percent(finding.superiority),
@@ -180,7 +178,9 @@ def claims_page(folder: Path, tables: Sequence[Table], sweeps: Path = SWEEPS) ->
 
     `tables` are made of the records in `folder`. Claims without runs are listed with the command that trains them.
     """
-    sections, outcomes, claimed, waiting = [], dict[tuple[object, ...], Outcome](), 0, 0
+    sections, waiting = [], 0
+    tests: dict[tuple[object, ...], Finding] = {}
+    by_claim: dict[tuple[str, Claim | Registered], list[Finding]] = {}
     for file in sorted(sweeps.glob("*.yaml")):
         claims, registered = decidable_of(sweep_of(file)), registered_of(sweep_of(file))
         open_ones = [claim for claim in registered if not claim.test]
@@ -197,18 +197,21 @@ def claims_page(folder: Path, tables: Sequence[Table], sweeps: Path = SWEEPS) ->
             shallow = [table.columns[index].label for table, index in places if is_of_other_depth(table, index, sweeps)]
             sections += [f"Not tested at {label}: {OTHER_DEPTH}." for label in dict.fromkeys(shallow)]
             findings = [finding for column in tested for finding in column.findings]
-            outcomes |= {_experiment(finding): finding.outcome for finding in findings if all(finding.seeds)}
-            claimed += len(claims)
+            tests |= {_experiment(finding): finding for finding in findings if all(finding.seeds)}
+            by_claim |= {(file.stem, claim): [each for each in findings if each.claim == claim] for claim in claims}
         elif registered:
             sections.append(f"## {file.stem}")
         sections += _entries("How the registered ones are measured", [claim for claim in registered if claim.test])
         sections += _entries("Registered, without a test yet", open_ones)
         waiting += len(open_ones)
-    numbers = Counter(outcomes.values())
+    numbers = Counter(finding.outcome for finding in tests.values())
     counted = ", ".join(f"{numbers[outcome]} {outcome}" for outcome in Outcome)
+    unlooked = sum(not finding.looks for finding in tests.values())
+    with_runs = sum(any(all(each.seeds) for each in found) for found in by_claim.values())
     counts = (
-        f"{claimed} claims; of {len(outcomes)} experiments (equal runs under several names are one): "
-        f"{counted}. Registered claims without a test: {waiting}."
+        f"{len(by_claim)} claims, of which {with_runs} have runs. Of {len(tests)} tests (equal runs under several "
+        f"names give one): {counted}, of which {unlooked} wait for their first look. Registered claims without a test: "
+        f"{waiting}."
     )
     command = f"{program('report')} {RunFolder(folder)} --records"
     head = [PAGE_HEAD.format(command=command), counts, CLAIM_RULE, REGISTERED_RULE]
@@ -226,52 +229,54 @@ def _entries(title: str, claims: Sequence[Registered]) -> list[str]:
     return ["\n".join([f"{title}:\n", *lines])] * bool(claims)
 
 
-def _cost(table: Table, index: int, findings: Sequence[AnyFinding]) -> list[str]:
-    """Say how many hours the rows in claims took, also per decided claim, and how many `MOST` seeds of each would take.
-
-    Empty if no claim is decided.
-    """
+def _cost(table: Table, index: int, findings: Sequence[Finding]) -> list[str]:
+    """Say how many hours the rows in claims took, also per decided claim; empty if no claim is decided."""
     rows = {side.row for finding in findings for side in finding.sides}
     for device, unit in (("cpu", "core"), ("cuda", "GPU")):
         cells = [cell for row, cell in table.column(index).items() if row in rows and cell.hours(device)]
         decided = sum(finding.outcome is not Outcome.undecided for finding in findings)
         if cells and decided:
             hours = sum(cell.hours(device) for cell in cells)
-            full = sum(MOST * cell.hours(device) / len(cell.errors) for cell in cells if cell.errors)
-            return [
-                f"  {hours:.2g} {unit}-hours of the rows that they name, {hours / decided:.2g} for each decided claim; "
-                f"{MOST} seeds of these rows take {full:.2g}"
-            ]
+            by_decided = f"{hours / decided:.2g} for each decided claim"
+            return [f"  {hours:.2g} {unit}-hours of the rows that they name, {by_decided}"]
     return []
 
 
-def _measured(finding: AnyFinding) -> str:
+def _measured(finding: Finding) -> str:
+    assert finding.shown
     assert finding.interval
-    low, high = map(signed, finding.interval)
-    return f"{signed(finding.difference)}, {low} to {high}, {finding.looks[-1].seeds} {finding.unit}s each"
+    return f"{signed(finding.difference)}, {_interval(finding.interval)}, {finding.shown.seeds} {finding.counted}s each"
 
 
-def _is_final(finding: AnyFinding) -> bool:
+def _interval(bounds: tuple[float, float]) -> str:
+    return " to ".join(map(signed, bounds))
+
+
+def _is_final(finding: Finding) -> bool:
     """Return whether the claim stays undecided, because no further look can answer it."""
     return finding.outcome is Outcome.undecided and not _next_look(finding)
 
 
-def _next(finding: AnyFinding) -> str:
+def _next(finding: Finding) -> str:
+    if later := finding.later:
+        measured = f"{signed(later.difference)}, {_interval((later.low, later.high))}"
+        return f"{later.seeds} {finding.counted}s alone: {later.outcome} ({measured})"
     return NO_LOOK if _is_final(finding) else _next_look(finding)
 
 
-def _next_look(finding: AnyFinding, meaning: str = "") -> str:
+def _next_look(finding: Finding, meaning: str = "") -> str:
     """Name the seeds, or the analyses, that each row lacks for the next look, and the chance that this look answers.
 
     `meaning` follows the percentage.
     """
     if finding.lacking is None:
         return ""
-    texts = [_without_analysis(finding.analyses)] if finding.analyses else []
+    more = f", and {len(finding.analyses) - 1} more" * (len(finding.analyses) > 1)
+    texts = [f"the analysis `{command}`{more}" for command in finding.analyses[:1]]
     if any(finding.lacking):
         chance = f" ({100 * finding.chance:.0f}%{meaning})" if finding.chance is not None else ""
         pairs = zip(finding.sides, finding.lacking, strict=True)
-        by_row = [(side.row, _listed(lacking, finding.unit)) for side, lacking in pairs]
+        by_row = [(side.row, _listed(lacking, finding.counted)) for side, lacking in pairs]
         is_same = all(lacking == finding.lacking[0] for lacking in finding.lacking)
         seeds = by_row[0][1] if is_same else "; ".join(f"{row}: {listed}" for row, listed in by_row if listed)
         texts.append(seeds + chance)
@@ -284,29 +289,20 @@ def _listed(seeds: Sequence[int], unit: str) -> str:
     return f"{unit}{'s' * (len(seeds) > 1)} {numbers}" if seeds else ""
 
 
-def _without_analysis(commands: Sequence[str]) -> str:
-    """Return the command that analyses the first run, and the number of other runs that lack their analysis."""
-    more = f", and {len(commands) - 1} more" * (len(commands) > 1)
-    return f"the analysis `{commands[0]}`{more}"
-
-
-def _what(finding: AnyFinding) -> str:
+def _what(finding: Finding) -> str:
     """Return the claim's text for its line, with a fail's bound, without the error, which has a column of its own."""
-    if isinstance(finding, RegisteredFinding):
+    if not isinstance(finding, PairFinding):
         return finding.text
     bound = f" (above {finding.fail_above:.3g}%)" * (finding.claim.relation is Relation.fails)
-    return f"{finding.first.row} {finding.claim.relation} {finding.other}{bound}"
+    return f"{finding.sides[0].row} {finding.claim.relation} {finding.other}{bound}"
 
 
-def _text_of(claim: Claim | Registered) -> str:
-    return claim.text if isinstance(claim, Claim) else claim.sentence
-
-
-def _experiment(finding: AnyFinding) -> tuple[object, ...]:
+def _experiment(finding: Finding) -> tuple[object, ...]:
     """Return the experiment's key, which is the same for "a is lower than b" and "b is higher than a"."""
     identities = tuple(side.identities for side in finding.sides)
     if isinstance(finding, RegisteredFinding):
         return finding.claim.quantity, *identities
+    assert isinstance(finding, PairFinding)
     relation = finding.claim.relation
     if relation is Relation.above:
         relation, identities = Relation.below, identities[::-1]
@@ -345,14 +341,14 @@ def _label(column: Column, is_shared: bool) -> str:
     return " ".join(dict.fromkeys(words)) or FULL
 
 
-def _has_runs(finding: AnyFinding) -> bool:
+def _has_runs(finding: Finding) -> bool:
     """Say whether each row has ended runs; they may lack an analysis."""
     return all(side.errors or side.waiting for side in finding.sides)
 
 
-def _rows_here(finding: AnyFinding) -> set[str]:
+def _rows_here(finding: Finding) -> set[str]:
     """Return the rows of a finding that belong to its own sweep."""
-    names = finding.claim.rows if isinstance(finding, RegisteredFinding) else (finding.first.row, finding.other)
+    names = finding.claim.rows if isinstance(finding, RegisteredFinding) else (finding.sides[0].row, finding.other)
     return {row for row in names if "/" not in row}
 
 
@@ -364,7 +360,9 @@ def _section(file: Path, claims: Sequence[Claim | Registered], tested: Sequence[
     for claim in claims:
         if claim not in with_runs:
             home = claim.elsewhere if isinstance(claim, Registered) else ""
-            untested.setdefault((home or file.stem, FULL), []).append(_text_of(claim))
+            untested.setdefault((home or file.stem, FULL), []).append(
+                claim.text if isinstance(claim, Claim) else claim.sentence
+            )
     for column in tested:
         lines += [(column.shown, *claim_line(finding)) for finding in column.findings if all(finding.seeds)]
         missing = [finding for finding in column.findings if not all(finding.seeds)]

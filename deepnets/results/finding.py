@@ -1,8 +1,9 @@
-"""Tests claims about two rows: looks at the first seeds of both rows, and says what they answer."""
+"""Tests claims about rows: looks at the first seeds of each row, and says what they answer."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import count, islice
@@ -11,7 +12,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from deepnets.config.claim import Claim, Measured, Relation
+from deepnets.config.claim import Claim, Measured, Registered, Relation
 from deepnets.results.cell import FAIL_ABOVE
 from deepnets.results.columns import FAIL_MARGIN
 from deepnets.results.statistics import CONFIDENCE, TEST_SET_NOTE, WORST_ERROR, image_noise, power, welch
@@ -24,16 +25,19 @@ CLAIM_RULE = (
     "ended; seeds that somebody had seen before the claim was written down do not count. Each look is Welch's t "
     f"test on the mean errors; the looks divide an error of {100 * (1 - CONFIDENCE):.0f}% among them, "
     f"{', '.join(f'{100 * spent:g}%' for spent in LOOKS.values())}, so that intervals are wider at earlier looks. "
-    "The first look whose interval leaves out 0 answers: supported on the claimed side, contradicted on the other. "
+    "The first look whose interval leaves out 0 answers: supported on the claimed side, contradicted on the other. Its "
+    "numbers are shown; if a later look alone answers otherwise, the last column says so. Two rows without any spread "
+    "between their seeds are not tested. "
     "No difference: the interval lies within plus and minus the margin, if the sweep states one for the scale. "
     "Undecided: no look has answered. At the protocol of a published table a run fails by the paper's bound "
     f"({FAIL_ABOVE:.0f}%, or the claim's own); elsewhere it fails above {FAIL_ABOVE:.0f}%, unless it is "
     f"{FAIL_MARGIN:.0f} percent points better than the plain net of its depth, or than guessing if the table "
-    "has none or the row is that net. The claim that a row fails is supported only if all of its runs fail too, and no "
-    "run of the other row does; it is contradicted if none of its runs fails and the interval does not lie on the "
-    "claimed side; it is not shown at this scale if a row that learns in the paper fails here by the same rule. "
-    f"A diverged run counts as {WORST_ERROR:.0f}%. p (Holm) is the smallest p of the looks, corrected for the part of "
-    "the error that each spends and for the distinct pairs of rows in the sweep; it is a second mark, not the answer. "
+    "has none or the row is that net. The claim that a row fails is supported only if all of its runs at the look fail "
+    "too, and none of the other row's does. It is contradicted if none of them fails and the interval lies on the "
+    f"other side, or, at {MOST} seeds, not on the claimed one. It is not shown at this scale if a row that learns in "
+    f"the paper fails here by the same rule. A diverged run counts as {WORST_ERROR:.0f}%. p (Holm) is the smallest p "
+    "of the looks, corrected for the part of the error that each spends and for the number of distinct tests of two "
+    "rows in the sweep; it is a second mark, not the answer. "
     "P is the share of pairs of runs in which the first row's error is higher; ties count half. "
     f"{TEST_SET_NOTE}"
 )
@@ -97,10 +101,10 @@ class Side:
 
 @dataclass(frozen=True)
 class Look:
-    """Welch's test on the first `seeds` seeds of both rows.
+    """A test on the first `seeds` seeds of each row: a number, its bounds, and what they answer.
 
-    `difference` is the first row's mean error minus the second's, in percent points; `low` and `high` bound it with
-    1 - `spent` confidence; `p` is for this look alone.
+    For two rows, the number is the first row's mean error minus the second's, in percent points. `low` and `high`
+    bound it with 1 - `spent` confidence; `p` is for this look alone, nan if the test has none.
     """
 
     seeds: int
@@ -108,35 +112,141 @@ class Look:
     difference: float
     low: float
     high: float
-    p: float
+    outcome: Outcome
+    p: float = math.nan
 
 
 @dataclass(frozen=True)
-class Finding:
-    """A claim about two rows of a column, and what their runs say about it.
+class Finding(ABC):
+    """A claim about rows of a column, and what their runs say about it.
+
+    `p_holm` is set later, when all findings of a column are known; a registered claim has none.
+    """
+
+    claim: Claim | Registered
+    sides: tuple[Side, ...]
+    p_holm: float | None = field(default=None, kw_only=True)
+    counted: ClassVar[str] = "seed"  # what a look counts
+    superiority: ClassVar[float | None] = None
+    image_noise: ClassVar[float | None] = None
+
+    @property
+    @abstractmethod
+    def text(self) -> str:
+        """The claim in words, e.g. `identity is lower than none, in training error`."""
+
+    @property
+    @abstractmethod
+    def other(self) -> str:
+        """The rows but the first one, by name."""
+
+    @property
+    @abstractmethod
+    def number(self) -> str:
+        """Which number of the runs the claim is about."""
+
+    @cached_property
+    @abstractmethod
+    def looks(self) -> list[Look]:
+        """The looks that the unseen seeds allow, first to last."""
+
+    @property
+    @abstractmethod
+    def chance(self) -> float | None:
+        """The probability that the next look answers, if the rows' means and spreads stay as they are."""
+
+    @property
+    def sizes(self) -> dict[int, float]:
+        """The part of the error that each look spends, by its number of seeds."""
+        return LOOKS
+
+    @abstractmethod
+    def _so_far(self) -> float:
+        """Return the number over all runs, when each row has one; it is shown before the first look."""
+
+    @abstractmethod
+    def _is_hopeless(self, seeds: int) -> bool:
+        """Whether no look can decide the claim, because of how some of the first `seeds` seeds ended."""
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """How many runs of each row have ended."""
+        return tuple(len(side.errors) for side in self.sides)
+
+    @property
+    def seen_before(self) -> int:
+        """How many runs began before the claim was written down, or repeat a seed that had been seen."""
+        return sum(self.seeds) - sum(len(side.unseen) for side in self.sides)
+
+    @cached_property
+    def shown(self) -> Look | None:
+        """The first look that answers, which decides the claim; else the last look; None before the first."""
+        answering = (look for look in self.looks if look.outcome is not Outcome.undecided)
+        return next(answering, self.looks[-1] if self.looks else None)
+
+    @property
+    def later(self) -> Look | None:
+        """The last look if it alone does not give the answer that an earlier one gave."""
+        last = self.looks[-1] if self.looks else None
+        return last if last and last.outcome is not self.outcome else None
+
+    @property
+    def outcome(self) -> Outcome:
+        """The answer of the first look that decides the claim; else undecided."""
+        return self.shown.outcome if self.shown else Outcome.undecided
+
+    @property
+    def difference(self) -> float | None:
+        """The number at the look that is `shown`, or over all runs."""
+        if self.shown:
+            return self.shown.difference
+        return self._so_far() if all(self.seeds) else None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The interval of the number at the look that is `shown`; None before the first look or without bounds."""
+        bounds = (self.shown.low, self.shown.high) if self.shown else (math.inf, math.inf)
+        return bounds if all(map(math.isfinite, bounds)) else None
+
+    @property
+    def next_look(self) -> int | None:
+        """How many seeds of each row the next look needs; None if the claim is decided, or no look can decide it."""
+        if self.outcome is not Outcome.undecided:
+            return None
+        done = self.looks[-1].seeds if self.looks else 0
+        seeds = min((seeds for seeds in self.sizes if seeds > done), default=None)
+        return None if seeds is None or self._is_hopeless(seeds) else seeds
+
+    @property
+    def lacking(self) -> tuple[list[int], ...] | None:
+        """The seeds that each row must still train for the next look; None if there is no next look."""
+        if (seeds := self.next_look) is None:
+            return None
+        trained = [{*side.unseen, *(run.seed for run in side.waiting)} for side in self.sides]
+        return tuple(
+            [seed for seed in side.first(seeds) if seed not in trained_seeds]
+            for side, trained_seeds in zip(self.sides, trained, strict=True)
+        )
+
+    @property
+    def analyses(self) -> list[str]:
+        """The commands that analyse the ended runs which lack their number for the next look."""
+        chosen = [(side, side.first(seeds)) for side in self.sides if (seeds := self.next_look)]
+        return [run.command for side, first in chosen for run in side.waiting if run.seed in first]
+
+
+@dataclass(frozen=True)
+class PairFinding(Finding):
+    """A claim about the errors of two rows.
 
     `fail_above` is in percent; `margin` is in percent points, None if the sweep states none for this scale. `learns`
-    says that the rows which learn in the paper also learn here, by `fail_above`. `p_holm` is set later, when all
-    findings of a column are known. `analyses` is empty, since errors need no analysis.
+    says that the rows which learn in the paper also learn here, by `fail_above`.
     """
 
     claim: Claim
-    first: Side
-    second: Side
     fail_above: float
     margin: float | None = None
     learns: bool = True
-    p_holm: float | None = None
-    unit: ClassVar[str] = "seed"  # what a look counts
-    analyses: tuple[str, ...] = ()
-
-    @property
-    def seeds(self) -> tuple[int, int]:
-        return len(self.first.errors), len(self.second.errors)
-
-    @property
-    def sides(self) -> tuple[Side, Side]:
-        return self.first, self.second
 
     @property
     def number(self) -> str:
@@ -146,35 +256,20 @@ class Finding:
     @property
     def other(self) -> str:
         """The second row, with its sweep's name if it is of another sweep."""
-        return self.claim.second if "/" in self.claim.second else self.second.row
+        return self.claim.second if "/" in self.claim.second else self.sides[1].row
 
     @property
     def text(self) -> str:
-        """The claim in words, with this finding's rows, e.g. `identity is lower than none, in training error`."""
-        return replace(self.claim, first=self.first.row, second=self.other).text
-
-    @property
-    def seen_before(self) -> int:
-        """How many runs began before the claim was written down, or repeat a seed that had been seen."""
-        return sum(self.seeds) - len(self.first.unseen) - len(self.second.unseen)
+        return replace(self.claim, first=self.sides[0].row, second=self.other).text
 
     @cached_property
     def looks(self) -> list[Look]:
-        """The looks that the unseen seeds allow, first to last."""
-        sides = [(self.first.at(seeds), self.second.at(seeds), spent) for seeds, spent in LOOKS.items()]
-        return [Look(len(one), spent, *welch(one, other, spent)) for one, other, spent in sides if one and other]
+        chosen = [([side.at(seeds) for side in self.sides], spent) for seeds, spent in LOOKS.items()]
+        return [self._look(one, other, spent) for (one, other), spent in chosen if one and other]
 
-    @property
-    def difference(self) -> float | None:
-        """The first row's mean error minus the second's, in percent points, at the last look or over all runs."""
-        if self.looks:
-            return self.looks[-1].difference
-        return fmean(self.first.errors) - fmean(self.second.errors) if all(self.seeds) else None
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """The interval of the difference at the last look; None before the first look."""
-        return (self.looks[-1].low, self.looks[-1].high) if self.looks else None
+    def _so_far(self) -> float:
+        one, other = (fmean(side.errors) for side in self.sides)
+        return one - other
 
     @property
     def p(self) -> float | None:
@@ -182,50 +277,25 @@ class Finding:
         return min((min(1.0, look.p * (1 - CONFIDENCE) / look.spent) for look in self.looks), default=None)
 
     @property
-    def superiority(self) -> float | None:
+    def superiority(self) -> float | None:  # type: ignore[override]
         """P(first > second): the share of pairs of runs in which the first has the larger error; ties count half."""
-        pairs = [(a > b) + (a == b) / 2 for a in self.first.errors for b in self.second.errors]
+        one, other = (side.errors for side in self.sides)
+        pairs = [(a > b) + (a == b) / 2 for a in one for b in other]
         return fmean(pairs) if pairs else None
 
     @property
-    def image_noise(self) -> float | None:
+    def image_noise(self) -> float | None:  # type: ignore[override]
         """How far the choice of test images alone may move the difference, in percent points; see `statistics`."""
-        if self.claim.error != Measured.test:
-            return None
-        return image_noise(self.first.wrong, self.second.wrong)
-
-    @cached_property
-    def outcome(self) -> Outcome:
-        """The answer of the first look that decides the claim by `CLAIM_RULE`; else undecided."""
-        answers = map(self._answer, self.looks)
-        return next((answer for answer in answers if answer is not Outcome.undecided), Outcome.undecided)
-
-    @property
-    def next_look(self) -> int | None:
-        """How many seeds of each row the next look needs; None if the claim is decided, or no look can decide it."""
-        if self.outcome is not Outcome.undecided:
-            return None
-        done = self.looks[-1].seeds if self.looks else 0
-        seeds = min((seeds for seeds in LOOKS if seeds > done), default=None)
-        return None if seeds is None or self._is_hopeless(seeds) else seeds
-
-    @property
-    def lacking(self) -> tuple[list[int], list[int]] | None:
-        """The seeds that each row lacks for the next look; None if there is no next look."""
-        if (seeds := self.next_look) is None:
-            return None
-        first, second = ([seed for seed in side.first(seeds) if seed not in side.unseen] for side in self.sides)
-        return first, second
+        return image_noise(*(side.wrong for side in self.sides)) if self.claim.error is Measured.test else None
 
     @property
     def chance(self) -> float | None:
-        """The probability that the next look shows a difference, if difference and spread stay as they are."""
         if (seeds := self.next_look) is None or min(self.seeds) < 2:
             return None
-        return power(*_difference_and_spread(self.first.errors, self.second.errors), seeds, LOOKS[seeds])
+        return power(*_difference_and_spread(*(side.errors for side in self.sides)), seeds, LOOKS[seeds])
 
     def _is_hopeless(self, seeds: int) -> bool:
-        """Whether no look can decide that the first row fails, because of how the first `seeds` seeds ended.
+        """Whether no look can decide that the first row fails.
 
         If one of its runs fails, the claim cannot be contradicted. If another one learns, or if a run of the second row
         fails, it cannot be supported. *No difference* takes a margin, and *not shown* a row that does not learn here.
@@ -236,21 +306,23 @@ class Finding:
         fails = [{error > self.fail_above for error in errors.values()} for errors in ended]
         return True in fails[0] and (False in fails[0] or True in fails[1])
 
-    def _answer(self, look: Look) -> Outcome:
-        low, high = (-look.high, -look.low) if self.claim.relation is Relation.below else (look.low, look.high)
+    def _look(self, one: Sequence[float], other: Sequence[float], spent: float) -> Look:
+        """Test the first seeds of the two rows, and answer by `CLAIM_RULE`."""
+        test = welch(one, other, spent)
+        low, high = (-test.high, -test.low) if self.claim.relation is Relation.below else (test.low, test.high)
         on_its_side, on_the_other = low > 0, high < 0
         if self.claim.relation is Relation.fails:
-            if not self.learns:
-                return Outcome.not_shown
-            first, second = ([error > self.fail_above for error in side.at(look.seeds) or []] for side in self.sides)
-            on_the_other = not on_its_side and not any(first)
-            on_its_side = on_its_side and all(first) and not any(second)
-        if on_its_side:
-            return Outcome.supported
-        if on_the_other:
-            return Outcome.contradicted
-        within = self.margin is not None and -self.margin < low and high < self.margin
-        return Outcome.no_difference if within else Outcome.undecided
+            fails, others = ([error > self.fail_above for error in errors] for errors in (one, other))
+            on_the_other = not any(fails) and (on_the_other or (len(one) == MOST and not on_its_side))
+            on_its_side = on_its_side and all(fails) and not any(others)
+        if self.claim.relation is Relation.fails and not self.learns:
+            outcome = Outcome.not_shown
+        elif on_its_side or on_the_other:
+            outcome = Outcome.supported if on_its_side else Outcome.contradicted
+        else:
+            within = self.margin is not None and -self.margin < low and high < self.margin
+            outcome = Outcome.no_difference if within else Outcome.undecided
+        return Look(len(one), spent, test.difference, test.low, test.high, outcome, test.p)
 
 
 def _difference_and_spread(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -21,7 +22,7 @@ from deepnets.config.claim import Registered
 from deepnets.config.claim_test import Analysed, ClaimTest, Conditions, Contrast, CsvColumn, RunNumber
 from deepnets.errors import UserError, nearest
 from deepnets.results.cell import compared_error, final_loss
-from deepnets.results.finding import LOOKS, Look, Outcome, Side
+from deepnets.results.finding import LOOKS, Finding, Look, Outcome
 from deepnets.results.read import Run
 from deepnets.results.statistics import WORST_ERROR, rank_correlation, tail_sum, weighted_sum
 from deepnets.runs.folder import RunFolder
@@ -42,8 +43,9 @@ REGISTERED_RULE = (
     "A registered claim has the same looks, and they divide the error in the same way. It is supported if the interval "
     "of its number lies in the claimed region, and contradicted if the interval lies outside. A claim of several "
     "numbers is supported if all their intervals lie in the region. It is contradicted if one lies outside; these "
-    "intervals are wider, since the numbers divide the error among them. The line shows the number that is worst for "
-    "the claim. "
+    "intervals are wider, since the numbers divide the error among them, and are shown unless the claim is supported. "
+    "The line shows the number that is worst for the claim. A number that is not finite, such as the loss of a run "
+    "that diverged, allows no further look. "
     f"The mean over a search's best trials is looked at with {', '.join(str(TRIALS * seeds) for seeds in LOOKS)} "
     "trials. A number that an analysis measures waits for the analysis."
 )
@@ -60,14 +62,10 @@ REDUCE: dict[str, Callable[..., Any]] = {
 
 
 @dataclass(frozen=True)
-class RegisteredFinding:
+class RegisteredFinding(Finding):
     """A registered claim and what its rows' runs say about it; `sides` has the rows in the order of its test."""
 
     claim: Registered
-    sides: tuple[Side, ...]
-    p_holm: None = None
-    superiority: None = None
-    image_noise: None = None
 
     @property
     def test(self) -> ClaimTest:
@@ -75,9 +73,13 @@ class RegisteredFinding:
         return self.claim.test
 
     @property
-    def unit(self) -> str:
+    def counted(self) -> str:  # type: ignore[override]
         """What a look counts."""
         return "trial" if self.test.best else "seed"
+
+    @property
+    def sizes(self) -> dict[int, float]:
+        return looks_of(self.test)
 
     @property
     def text(self) -> str:
@@ -85,7 +87,6 @@ class RegisteredFinding:
 
     @property
     def other(self) -> str:
-        """The rows except the first."""
         return "; ".join(side.row for side in self.sides[1:])
 
     @property
@@ -101,74 +102,24 @@ class RegisteredFinding:
         claimed = f"{low} to {high}" if math.isfinite(self.test.high - self.test.low) else one_side
         return f"{kind}{base}{str(self.test.of).removesuffix(' error')}{after}{best}; claimed: {claimed}"
 
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        return tuple(len(side.errors) for side in self.sides)
-
-    @property
-    def seen_before(self) -> int:
-        """How many runs began before the claim was written down, or repeat such a run."""
-        return sum(self.seeds) - sum(len(side.unseen) for side in self.sides)
-
     @cached_property
     def looks(self) -> list[Look]:
-        """The looks that the unseen seeds allow, first to last, each with the number that is worst for the claim."""
+        """The looks, each with the number that is worst for the claim.
+
+        If a look does not support a claim of several numbers, it has the wider bounds that can contradict it.
+        """
         looks = []
-        for seeds, spent in looks_of(self.test).items():
+        for seeds, spent in self.sizes.items():
             chosen = [side.at(seeds) for side in self.sides]
             rows = [row for row in chosen if row is not None]
             if len(rows) == len(chosen):
-                worst = max(_bounds(self.test, rows, spent), key=self._distance)
-                looks.append(Look(seeds, spent, *worst, p=math.nan))
+                outcome, bounds = _answer(self.test, rows, spent)
+                looks.append(Look(seeds, spent, *max(bounds, key=self._distance), outcome))
         return looks
 
-    @property
-    def difference(self) -> float | None:
-        """The number that is worst for the claim, at the last look; before the first look, over all runs so far."""
-        if self.looks:
-            return self.looks[-1].difference
-        if not all(self.seeds):
-            return None
+    def _so_far(self) -> float:
         numbers = _numbers(self.test, [side.errors for side in self.sides])
         return max(numbers, key=lambda number: self._distance((number, number, number)))
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """The interval of the number at the last look; None before the first look."""
-        return (self.looks[-1].low, self.looks[-1].high) if self.looks else None
-
-    @cached_property
-    def outcome(self) -> Outcome:
-        """The answer of the first look that decides the claim by `REGISTERED_RULE`; else undecided."""
-        answers = (
-            _answer(self.test, [side.at(look.seeds) or [] for side in self.sides], look.spent) for look in self.looks
-        )
-        return next((answer for answer in answers if answer is not Outcome.undecided), Outcome.undecided)
-
-    @property
-    def next_look(self) -> int | None:
-        """How many seeds of each row the next look needs; None if the claim is decided, or there is no further look."""
-        if self.outcome is not Outcome.undecided:
-            return None
-        done = self.looks[-1].seeds if self.looks else 0
-        return min((seeds for seeds in looks_of(self.test) if seeds > done), default=None)
-
-    @property
-    def lacking(self) -> tuple[list[int], ...] | None:
-        """The seeds that each row must still train for the next look; None if there is no next look."""
-        if (seeds := self.next_look) is None:
-            return None
-        trained = [{*side.unseen, *(run.seed for run in side.waiting)} for side in self.sides]
-        return tuple(
-            [seed for seed in side.first(seeds) if seed not in trained_seeds]
-            for side, trained_seeds in zip(self.sides, trained, strict=True)
-        )
-
-    @property
-    def analyses(self) -> list[str]:
-        """The commands that analyse the ended runs which lack their number for the next look."""
-        chosen = [(side, side.first(seeds)) for side in self.sides if (seeds := self.next_look)]
-        return [run.command for side, first in chosen for run in side.waiting if run.seed in first]
 
     @cached_property
     def chance(self) -> float | None:
@@ -180,8 +131,13 @@ class RegisteredFinding:
         draw, answered = np.random.default_rng(0), 0
         for _ in range(DRAWS):
             rows = [draw.normal(fmean(side.errors), stdev(side.errors), seeds).tolist() for side in self.sides]
-            answered += _answer(self.test, rows, LOOKS[seeds]) is not Outcome.undecided
+            answered += _answer(self.test, rows, LOOKS[seeds])[0] is not Outcome.undecided
         return answered / DRAWS
+
+    def _is_hopeless(self, seeds: int) -> bool:
+        """Whether one of the seeds gave a number that is not finite, which leaves every mean without bounds."""
+        ended = [side.unseen[seed] for side in self.sides for seed in side.first(seeds) if seed in side.unseen]
+        return not self.test.best and not all(map(math.isfinite, ended))
 
     def _distance(self, bounds: tuple[float, float, float]) -> float:
         """Return how far a number's bounds reach out of the claimed region; below 0 if they lie inside."""
@@ -266,20 +222,24 @@ def noted_by(folder: Path, analysis: str) -> dict[str, Any]:
 
 
 def share_above(run: Run, other: Run, test: ClaimTest) -> float | None:
-    """Return the share of the runs' common epochs in which the number of `run` is higher than that of `other`.
+    """Return the share of the epochs in which the number of `run` is higher than that of `other`.
 
-    Only epochs after the share `test.at` of the iterations count. None if a run has not ended, or no epoch counts.
+    Only epochs after the share `test.at` of the iterations count; after its divergence, a run has the worst number.
+    None if a run has not ended, or no epoch counts.
     """
     column = COLUMNS[test.of]
-    if not (run.has_ended and other.has_ended and run.history):
+    first = (run.history or other.history)[:1]
+    if not (run.has_ended and other.has_ended and first):
         return None
-    start = test.at * iterations_of(run.typed_config, int(run.history[0]["iteration"]))
+    start = test.at * iterations_of(run.typed_config, int(first[0]["iteration"]))
+    rest = [{column: math.inf} if each.error == math.inf else {} for each in (run, other)]
     pairs = [
-        (epoch[column], other_epoch[column])
-        for epoch, other_epoch in zip(run.history, other.history, strict=False)
-        if epoch["iteration"] > start + 1e-9 and column in epoch and column in other_epoch
+        (one or rest[0], two or rest[1])
+        for one, two in zip_longest(run.history, other.history)
+        if (one or two)["iteration"] > start + 1e-9
     ]
-    return fmean(one > two for one, two in pairs) if pairs else None
+    higher = [one[column] > two[column] for one, two in pairs if column in one and column in two]
+    return fmean(higher) if higher else None
 
 
 def _from_history(run: Run, test: ClaimTest) -> float | None:
@@ -352,10 +312,13 @@ def _of_means(contrast: Contrast, means: dict[str, float]) -> float:
     return contrast.constant + sum(weight * means[row] for row, weight in contrast.weights)
 
 
-def _answer(test: ClaimTest, rows: Sequence[Sequence[float]], spent: float) -> Outcome:
-    if all(test.low < low and high < test.high for _, low, high in _bounds(test, rows, spent)):
-        return Outcome.supported
-    wide = _bounds(test, rows, spent / max(1, len(test.contrasts)))
-    if any(high < test.low or low > test.high for _, low, high in wide):
-        return Outcome.contradicted
-    return Outcome.undecided
+def _answer(
+    test: ClaimTest, rows: Sequence[Sequence[float]], spent: float
+) -> tuple[Outcome, list[tuple[float, float, float]]]:
+    """Return what the rows answer, and the numbers with the bounds that decide this."""
+    bounds = _bounds(test, rows, spent)
+    if all(test.low < low and high < test.high for _, low, high in bounds):
+        return Outcome.supported, bounds
+    wide = _bounds(test, rows, spent / len(bounds))
+    outside = [each for each in wide if each[2] < test.low or each[1] > test.high]
+    return (Outcome.contradicted, outside) if outside else (Outcome.undecided, wide)

@@ -132,7 +132,7 @@ class Welch(NamedTuple):
 def welch(first: Sequence[float], second: Sequence[float], error: float) -> Welch:
     """Test two rows; the interval leaves out the true difference with probability `error`.
 
-    If neither row has any spread, the interval has no width.
+    If neither row has any spread, nothing can be said: the interval has no bounds, and p is 1.
     """
     return welch_of_each([(first, second)], error)[0]
 
@@ -144,7 +144,7 @@ def welch_of_each(pairs: Sequence[tuple[Sequence[float], Sequence[float]]], erro
     for place, (first, second) in enumerate(pairs):
         if len(set(first)) == len(set(second)) == 1:
             difference = fmean(first) - fmean(second)
-            tests[place] = Welch(difference, difference, difference, float(difference == 0))
+            tests[place] = Welch(difference, -math.inf, math.inf, 1.0)
         else:
             alike[len(first), len(second)].append(place)
     for places in alike.values():
@@ -163,14 +163,15 @@ def weighted_sum(weights: Sequence[float], rows: Sequence[Sequence[float]], erro
     """Return the weighted sum of the rows' means, and bounds that leave out the true sum with probability `error`.
 
     This is Welch's t for any number of rows (Satterthwaite's degrees of freedom); with weights 1 and -1 it equals
-    `welch`. If a row has fewer than two numbers, or one that is not finite, the bounds are infinite.
+    `welch`. If a row has fewer than two numbers, or one that is not finite, or several rows lack any spread, the
+    bounds are infinite.
     """
     if min(map(len, rows)) < 2 or not np.isfinite(np.concatenate(rows)).all():
         return math.nan, -math.inf, math.inf
     total = sum(weight * fmean(row) for weight, row in zip(weights, rows, strict=True))
     parts = [weight**2 * np.var(row, ddof=1) / len(row) for weight, row in zip(weights, rows, strict=True)]
     if not (variance := sum(parts)):
-        return total, total, total
+        return (total, total, total) if len(rows) == 1 else (total, -math.inf, math.inf)
     freedom = variance**2 / sum(part**2 / (len(row) - 1) for part, row in zip(parts, rows, strict=True))
     half = float(scipy.stats.t.ppf(1 - error / 2, freedom)) * math.sqrt(variance)
     return total, total - half, total + half
@@ -194,10 +195,8 @@ def tail_sum(
         ]
         parts = [weight**2 * np.var(each, ddof=1) for weight, each in zip(weights, drawn, strict=True)]
     total = sum(weight * value for weight, value in zip(weights, values, strict=True))
-    if min(lowest) < 2 or not math.isfinite(total) or not math.isfinite(variance := sum(parts)):
+    if min(lowest) < 2 or not math.isfinite(total) or not math.isfinite(variance := sum(parts)) or not variance:
         return (total if math.isfinite(total) else math.nan), -math.inf, math.inf
-    if not variance:
-        return total, total, total
     freedom = variance**2 / sum(part**2 / (k - 1) for part, k in zip(parts, lowest, strict=True))
     half = float(scipy.stats.t.ppf(1 - error / 2, freedom)) * math.sqrt(variance)
     return total, total - half, total + half
@@ -227,7 +226,7 @@ def rank_correlation(places: Sequence[float], values: Sequence[float], error: fl
 def power(difference: float, spread: float, seeds: int, spent: float) -> float:
     """Return the probability that the interval leaves out 0, for two rows of `seeds` seeds and the same `spread`."""
     if not spread:
-        return float(difference != 0)
+        return 0.0  # rows without spread are not tested
     freedom, shift = 2 * seeds - 2, abs(difference) / spread * math.sqrt(seeds / 2)
     if shift > 30:  # certain; scipy's noncentral t has no value there
         return 1.0

@@ -204,8 +204,8 @@ def percent(value: float | None) -> str:
 
 
 def signed(value: float | None) -> str:
-    """Write a difference with its sign."""
-    return NOTHING if value is None else f"{value:+.2f}".replace("-", MINUS)
+    """Write a difference with its sign; a missing or undefined one becomes `NOTHING`."""
+    return NOTHING if value is None or math.isnan(value) else f"{value:+.2f}".replace("-", MINUS)
 
 
 def short_commit(name: str | None) -> str:

@@ -30,7 +30,7 @@ from deepnets.results.claims_page import (
 )
 from deepnets.results.columns import Column, frame_of, warnings_of
 from deepnets.results.figures.points import looks_of_claims
-from deepnets.results.finding import LOOKS, Finding, Outcome, Side
+from deepnets.results.finding import LOOKS, Outcome, PairFinding, Side
 from deepnets.results.published import PublishedRow
 from deepnets.results.read import Run, read_runs
 from deepnets.results.records import keep
@@ -40,7 +40,7 @@ from deepnets.results.table import Table, comparison_sheets, tables_of
 from deepnets.runs.contents import Origin
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.status import State
-from deepnets.system.printing import percent
+from deepnets.system.printing import MINUS, percent
 from tests.command import ROOT, row
 from tests.trained import Trained
 
@@ -65,12 +65,12 @@ def finding(
     known: bool | tuple[bool, ...] = True,
     fails: float = 80.0,
     **more: object,
-) -> Finding:
-    sides = [
+) -> PairFinding:
+    sides = tuple(
         Side(name, errors, known if isinstance(known, tuple) else (known,) * len(errors), tuple(range(len(errors))))
         for name, errors in (("a", first), ("b", second))
-    ]
-    return Finding(Claim("a", relation, "b", Measured.test, "Table 1"), *sides, fails, **more)  # type: ignore[arg-type]
+    )
+    return PairFinding(Claim("a", relation, "b", Measured.test, "Table 1"), sides, fails, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -83,11 +83,14 @@ def finding(
         (Relation.below, LOW, (51.5, 50.5, 53.0), "undecided"),
         (Relation.below, LOW[:2], HIGH, "undecided"),
         (Relation.below, (90.0,) * 3, (90.0,) * 3, "undecided"),
+        (Relation.below, (90.0,) * 3, (100.0,) * 3, "undecided"),  # no spread: all are dead
         (Relation.fails, (90.0,) * 3, LOW, "supported"),
         (Relation.fails, (90.0, 89.0, 79.0), LOW, "undecided"),  # one learns
         (Relation.fails, HIGH, LOW, "undecided"),  # none fails, but the interval lies on the claimed side
         (Relation.fails, LOW, HIGH, "contradicted"),
-        (Relation.fails, LOW, (51.5, 50.5, 53.0), "contradicted"),
+        (Relation.fails, LOW, (51.5, 50.5, 53.0), "undecided"),  # the next seeds may fail
+        (Relation.fails, (79.0, 79.0, 50.0), LOW, "undecided"),
+        (Relation.fails, (*LOW, *LOW, *LOW, 50.0), (51.5, 50.5, 53.0) * 3 + (52.0,), "contradicted"),
         (Relation.fails, (90.0,) * 3, (89.0, 88.9, 89.1), "undecided"),  # the other fails too
     ],
 )
@@ -123,6 +126,10 @@ def test_looks_take_3_5_and_10_seeds_and_the_first_that_answers_stays() -> None:
     found = finding(Relation.below, later, (*HIGH, 61.0, 61.0, 61.0, 61.0, 61.0, 61.0, 61.0))
     assert found.looks[-1].low > 0
     assert found.outcome is Outcome.supported  # by the first look, which nobody may look past
+    assert (found.difference, found.interval) == (found.looks[0].difference, (found.looks[0].low, found.looks[0].high))
+    *_, tested, _, interval, _, _, _, after = claim_line(found)
+    assert (tested, interval[0]) == ("3", MINUS)
+    assert after.startswith("10 seeds alone: contradicted (+")
 
 
 def test_the_figure_has_each_look_of_each_claim_with_its_bounds() -> None:
@@ -174,8 +181,7 @@ def test_the_chance_of_the_next_look_is_how_often_it_shows_such_a_difference() -
         shown = np.mean([stats.ttest_ind(*pair).pvalue < spent for pair in pairs])
         assert power(2.0, 1.0, seeds, spent) == pytest.approx(shown, abs=0.03)
     assert power(100.0, 1.0, 10, 0.03) == 1
-    assert power(1.0, 0.0, 3, 0.005) == 1
-    assert power(0.0, 0.0, 3, 0.005) == 0
+    assert power(1.0, 0.0, 3, 0.005) == 0  # rows without spread are not tested
 
 
 def answers(draw: Callable[[int], tuple[np.ndarray, np.ndarray]], trials: int = 2000) -> tuple[float, float, float]:
@@ -305,7 +311,7 @@ def test_claims_of_a_sweep_file_are_tested_on_its_runs(trained: Trained, table: 
     train = [[result["train_error"] for result in trained.results(row)] for row in ("identity", "none")]
     assert training.difference == pytest.approx(np.mean(train[0]) - np.mean(train[1]))
     assert training.image_noise is None
-    assert 100 in fails.first.errors  # a diverged run
+    assert 100 in fails.sides[0].errors  # a diverged run
     assert fails.fail_above == 60
     assert (pair.seeds, pair.outcome) == ((4, 2), Outcome.undecided)
     assert (nowhere.seeds, nowhere.difference) == ((4, 0), None)
@@ -321,8 +327,8 @@ def test_a_row_of_two_names_is_one_experiment_also_with_other_seeds(
     below, *_, sibling, _ = findings_of(table, 0, sweeps)
     assert (below.seeds, sibling.seeds) == ((4, 3), (4, 2))
     assert _experiment(below) == _experiment(sibling)
-    assert len(below.first.identities) == len(below.second.identities) == 1
-    assert below.first.identities != below.second.identities
+    assert len(below.sides[0].identities) == len(below.sides[1].identities) == 1
+    assert below.sides[0].identities != below.sides[1].identities
 
 
 DIFFERENT = "different versions of your own code trained them"
@@ -420,7 +426,7 @@ def test_the_sheet_and_the_page_show_each_claim(table: Table, sweeps: Path, tmp_
     assert sheet.lines[0][:4] == ("identity is lower than none", sheet.lines[0][1], "test", "Table 1")
     assert "7 seen before" in sheet.lines[0][4]
     page = claims_page(tmp_path, [table], sweeps)
-    assert "6 claims;" in page
+    assert "6 claims, of which 5 have runs" in page
     assert page.count("| identity is lower than none |") == 1
     assert page.count("| identity is lower than elsewhere/none |") == 1
     command = f"python scripts/train.py sweep={table.name} 'seed=range(3)' dataset.root=DIR"
@@ -492,7 +498,7 @@ def test_a_claim_is_about_the_rows_that_the_file_has_now(tmp_path: Path) -> None
     now = [run(row, "model", "model.depth") for row in ("a,8", "b,8", "a,14", "b,14")]
     (table,) = tables_of([run("a", "model"), run("b", "model"), *now], tmp_path)
     found = findings_of(table, 0, tmp_path)
-    assert [(each.first.row, each.second.row) for each in found] == [("a,8", "b,8"), ("a,14", "b,14")]
+    assert [tuple(side.row for side in each.sides) for each in found] == [("a,8", "b,8"), ("a,14", "b,14")]
 
 
 def test_claims_are_tested_on_nets_of_the_papers_depth_alone() -> None:
@@ -520,7 +526,7 @@ def test_where_a_paper_counts_its_best_epochs_claims_do_too(table: Table, sweeps
     ruled = replace(table, published=replace(table.published, rows=rows))
     runs = table.columns[0].rows["identity"]
     means = [np.mean(sorted(epoch["test_error"] for epoch in run.history)[:2]) for run in runs]
-    last, best = (findings_of(each, 0, sweeps)[0].first.errors for each in (table, ruled))
+    last, best = (findings_of(each, 0, sweeps)[0].sides[0].errors for each in (table, ruled))
     assert best == pytest.approx(means)
     assert best != last
 

@@ -9,6 +9,8 @@ import shutil
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,10 +27,11 @@ from deepnets.results.claims_page import claim_line, claims_page
 from deepnets.results.finding import LOOKS, Outcome, Side
 from deepnets.results.read import read_runs
 from deepnets.results.records import keep
-from deepnets.results.registered import RegisteredFinding, analysed_number, number_of
+from deepnets.results.registered import RegisteredFinding, analysed_number, number_of, share_above
 from deepnets.results.statistics import weighted_sum, welch
 from deepnets.results.table import Table, tables_of
 from deepnets.runs.folder import CHECKPOINTS, WEIGHTS
+from deepnets.system.printing import NOTHING
 from tests.command import ROOT, row
 from tests.trained import Trained
 
@@ -134,6 +137,34 @@ def test_the_line_shows_the_number_that_is_worst_and_what_it_takes_to_go_on() ->
     )
     assert "b: seed 3; c: seed 3" in claim_line(more)[-1]
     assert more.seen_before == 2
+
+
+def test_the_line_shows_the_bounds_that_decide() -> None:
+    claim = registered({"each": ["a minus b", "a minus c"]}, "lie below minus the margin", 1)
+    noisy = [30.0, 0.0, 20.0, 5.0, 15.0]  # the bounds of "a minus c" reach further out than those of "a minus b"
+    found = finding(claim, a=[20.0, 20.1, 19.9, 20.0, 20.1], b=[19.0, 19.2, 18.9, 19.1, 19.0], c=noisy)
+    assert found.outcome is Outcome.contradicted
+    assert found.interval is not None
+    assert found.interval[0] > -1
+    rows = {"a": [30.0, 31.0, 33.0], "b": [28.0, 27.0, 30.0], "c": [29.0, 30.0, 31.0]}
+    waits = finding(registered({"each": ["a minus b", "a minus c"]}, BELOW, 0), **rows)
+    assert waits.outcome is Outcome.undecided
+    wide = [weighted_sum([1, -1], [rows["a"], rows[other]], LOOKS[3] / 2) for other in "bc"]
+    assert waits.interval in [bounds[1:] for bounds in wide]
+
+
+def test_a_number_that_is_not_finite_allows_no_further_look() -> None:
+    diverged = finding(registered({"each": ["a minus b"]}), a=[math.nan, 2.0, 2.1], b=LOW)
+    assert (diverged.outcome, diverged.next_look, diverged.lacking) == (Outcome.undecided, None, None)
+    assert claim_line(diverged)[6:8] + claim_line(diverged)[-1:] == (NOTHING, NOTHING, "no further look")
+    before = finding(registered({"each": ["a minus b"]}), a=[2.0, math.nan], b=LOW)
+    assert before.next_look is None
+
+
+def test_two_rows_without_spread_are_not_tested() -> None:
+    dead = finding(registered({"each": ["a minus b"]}, BELOW), a=[90.0] * 3, b=[100.0] * 3)
+    assert (dead.outcome, dead.interval, dead.difference) == (Outcome.undecided, None, -10)
+    assert finding(registered({"each": ["a"]}, ABOVE, 0.9), a=[1.0] * 3).outcome is Outcome.supported
 
 
 def test_what_of_a_run_is_measured(tmp_path: Path) -> None:
@@ -364,6 +395,23 @@ def test_a_share_of_epochs_compares_runs_of_one_seed(claimed: tuple[Path, Table,
     assert share.sides[0].errors == pytest.approx(expected)
     assert share.difference == pytest.approx(np.mean(expected))
     assert share.seeds == (3, 3)
+
+
+def test_after_its_divergence_a_run_has_the_worst_number(tmp_path: Path) -> None:
+    learns = [{"iteration": 10.0 * epoch, "train_error": 50.0} for epoch in range(1, 11)]
+    fails = [{"iteration": 10.0 * epoch, "train_error": 40.0} for epoch in range(1, 4)]
+    runs: dict[str, Any] = {}
+    for name, history, error in (("learns", learns, 50.0), ("fails", fails, math.inf), ("at once", [], math.inf)):
+        runs[name] = SimpleNamespace(
+            history=history, error=error, has_ended=True, typed_config=row(tmp_path, "epochs=10").config
+        )
+    test = registered({"of": "training error", "share_above": ["a", "b"]}).test
+    assert test is not None
+    assert share_above(runs["fails"], runs["learns"], test) == 0.7
+    assert share_above(runs["learns"], runs["fails"], test) == 0.3
+    assert share_above(runs["at once"], runs["learns"], test) == 1
+    assert share_above(runs["learns"], runs["at once"], test) == 0
+    assert share_above(runs["at once"], runs["at once"], test) is None
 
 
 def test_a_draw_counts_if_it_noted_the_claim_and_its_seed(tmp_path: Path) -> None:

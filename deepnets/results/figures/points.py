@@ -27,7 +27,7 @@ from deepnets.results.figures.curves import (
     learning_rates,
     training_curves,
 )
-from deepnets.results.finding import LOOKS, Finding
+from deepnets.results.finding import LOOKS, PairFinding
 from deepnets.results.page import Picture
 from deepnets.results.published import FAIL
 from deepnets.results.read import Run
@@ -138,7 +138,7 @@ def error_over(key: str, runs: Mapping[str, Run], cells: Mapping[str, Cell]) -> 
     return figure
 
 
-def looks_of_claims(findings: Sequence[Finding]) -> Figure | None:
+def looks_of_claims(findings: Sequence[PairFinding]) -> Figure | None:
     """Draw each claim's difference of mean errors, with bounds, at every look; a claim's first look is on top.
 
     The side that the paper claims is shaded, the margin dotted. Return None if no claim has had a look.
@@ -248,7 +248,7 @@ def _of_column(table: Table, index: int, logarithmic: bool) -> Drawn:
             yield what.replace(".", "-"), caption, error_over(key, runs, cells)
     yield "schedule", "learning rate", learning_rates(curves)
     if not nets:
-        findings = [each for each in findings_of(table, index, table.sweeps) if isinstance(each, Finding)]
+        findings = [each for each in findings_of(table, index, table.sweeps) if isinstance(each, PairFinding)]
         yield "claims", "claims at each look", looks_of_claims(findings)
 
 
