@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
 from deepnets.config.identity import PLAIN_LOSS, flat, identity
 from deepnets.config.schema import Config, StepKind
@@ -32,8 +33,9 @@ from deepnets.runs.status import read_state
 from deepnets.system.printing import print_error, print_line
 from deepnets.system.settings import Memory, Size
 from deepnets.training import stack
-from deepnets.training.assembly import dataset_of, model_of
+from deepnets.training.assembly import dataset_of
 from deepnets.training.hardware import find_device, with_counted_devices
+from deepnets.training.size import meta_network
 from deepnets.training.step import check_device
 
 Ending = Result | Exception
@@ -47,9 +49,9 @@ MAY_DIFFER = (
     "optimizer.momentum",
     "optimizer.nesterov",
     "optimizer.weight_decay",
-    "model.initialization",
 )
-GATE_BIAS = "model.shortcut.bias"  # may differ too in deepnets' gates, where only the initial weights depend on it
+# May differ too if the class in the node is deepnets' own, where only the initial weights depend on it.
+OF_INITIAL_WEIGHTS = {"model": "model.initialization", "model.shortcut": "model.shortcut.bias"}
 MUST_AGREE = ("device", "threads")  # settings outside the identity that must be equal too
 LONELY = "no other row that is left has its network, settings of your own classes, data, budget and iteration"
 
@@ -159,9 +161,16 @@ def obstacle(config: Config) -> str | None:
     dataset = dataset_of(config)
     if dataset.is_streamed:
         return "images that are decoded while a network trains cannot be stacked"
-    with torch.device("meta"):
-        model = model_of(config, dataset.shape, dataset.classes)
-    return stack.obstacle(model, dataset.shape)
+
+    def built(seed: int) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return meta_network(config, dataset)
+
+    network = built(0)
+    if stack.own_modules(network) and stack.plain_values(network) != stack.plain_values(built(1)):
+        return "numbers that your own classes draw, and keep neither in parameters nor in buffers, differ by seed"
+    return stack.obstacle(network, dataset.shape)
 
 
 def run_together(folders: Sequence[RunFolder]) -> dict[RunFolder, Ending]:
@@ -278,9 +287,12 @@ def _shared_settings(config: Config) -> str:
     """Return as text the settings that must be equal in all runs of a group."""
     values = flat(identity(config)) | {key: getattr(config, key) for key in MUST_AGREE}
     values["dataset.root"] = config.dataset.get("root")
-    is_ours = str(values.get("model.shortcut._target_", "")).startswith("deepnets.")
-    free = tuple(f"{key}." for key in ((*MAY_DIFFER, GATE_BIAS) if is_ours else MAY_DIFFER))
-    return json.dumps({key: value for key, value in values.items() if not f"{key}.".startswith(free)}, sort_keys=True)
+    free = [f"{key}." for key in MAY_DIFFER]
+    for node, key in OF_INITIAL_WEIGHTS.items():
+        free += [f"{key}."] * str(values.get(f"{node}._target_", "")).startswith("deepnets.")
+    return json.dumps(
+        {key: value for key, value in values.items() if not f"{key}.".startswith(tuple(free))}, sort_keys=True
+    )
 
 
 def _position(folder: RunFolder) -> tuple | None:

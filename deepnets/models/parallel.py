@@ -76,7 +76,7 @@ def named_statistics(model: nn.Module, values: Tensor) -> dict[str, Tensor]:
     """Split the vector that `statistics_of` returns into tensors; the keys are their names in model.state_dict()."""
     running = _running(model)
     parts = values.split([buffer.numel() for buffer in running.values()])
-    return {name: part.view_as(running[name]) for name, part in zip(running, parts, strict=True)}
+    return {name: part.view_as(like).to(like.dtype) for (name, like), part in zip(running.items(), parts, strict=True)}
 
 
 def set_statistics(model: nn.Module, values: Tensor) -> None:

@@ -185,6 +185,7 @@ class Heartbeat:
         self._ended.set()
         self._thread.join()
         self._write(STOPPED if kind and issubclass(kind, Interrupted | KeyboardInterrupt) else "ended")
+        self._progress = None  # it holds the training, whose memory the next run needs
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):

@@ -19,6 +19,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.serialization import safe_globals
 
+from deepnets.config.build import own_targets
 from deepnets.config.identity import difference, identity
 from deepnets.config.schema import Config, Selection
 from deepnets.errors import UserError, first_line
@@ -72,7 +73,9 @@ class Weights:
         Raises:
             UserError: the weights are of another network.
         """
-        with torch.device("meta"):
+        # The user's own class may hold tensors that are no weights, which a network on the meta device would not have.
+        device = "cpu" if own_targets(self.config.model) else "meta"
+        with torch.device(device), torch.random.fork_rng(devices=[]):
             model = model_of(self.config, self.shape, self.classes)
         load_state(model, self.state)
         return model.eval()
@@ -290,7 +293,8 @@ def by_own_names(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> d
         state = {name.removeprefix(WRAPPED): tensor for name, tensor in state.items()}
     if wanted.keys() & state.keys():
         return dict(state)
-    return {name: state[renamed] for name, renamed in torchvision_names(wanted).items() if renamed in state}
+    own = {renamed: name for name, renamed in torchvision_names(wanted).items()}
+    return {own.get(name, name): tensor for name, tensor in state.items()}  # `fitting` refuses what is left over
 
 
 def fitting(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

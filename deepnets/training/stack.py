@@ -1,6 +1,9 @@
 """Trains equal small networks together: most of their time goes into calls, and a stack makes each call only once."""
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from inspect import getclosurevars
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -182,12 +185,14 @@ def obstacle(network: nn.Module, shape: tuple[int, int, int]) -> str | None:
         return "stochastic depth skips different units in each network"
     if any(map(draws, network.modules())):
         return "dropout drops different values in each network"
-    own = [module for module in network.modules() if not type(module).__module__.startswith(("torch.nn.", "deepnets."))]
+    own = own_modules(network)
     for module in own:
-        for name, value in vars(module).items():
-            values = value if isinstance(value, list | tuple) else [value]
-            if any(isinstance(each, Tensor) for each in values):  # all networks would use the first one's
+        for name, value in _attributes(module).items():
+            if _holds_tensor(value, set()):  # all networks would use the first one's
                 return f"{type(module).__name__}: its tensor {name} is neither a parameter nor a buffer"
+        for name, parameter in module.named_parameters(recurse=False):
+            if not _is_dense(parameter):
+                return f"{type(module).__name__}: its parameter {name} has gaps in memory"
     if unknown := sorted({type(module).__name__ for module in own}):
         parameters, buffers = (
             {
@@ -199,9 +204,66 @@ def obstacle(network: nn.Module, shape: tuple[int, int, int]) -> str | None:
         try:
             logits = stacked(network, parameters, buffers, torch.empty(2, 2, *shape, device="meta"))
             torch.autograd.grad(logits.sum(), list(parameters.values()))
+            if replaced := _replaced_buffer(network, shape):
+                return f"a pass replaces the buffer {replaced} instead of writing into it"
         except Exception as error:  # a user's own class may raise anything
             return f"{', '.join(unknown)}: {str(error).partition('. ')[0]}"
     return None
+
+
+def own_modules(network: nn.Module) -> list[nn.Module]:
+    """Return the modules of `network` whose classes are neither torch's nor deepnets'."""
+    return [
+        module for module in network.modules() if not type(module).__module__.startswith(("torch.nn.", "deepnets."))
+    ]
+
+
+def plain_values(network: nn.Module) -> list[Any]:
+    """Return the numbers and texts that the user's own modules hold; a stack takes them from its first network."""
+    return [_plain(_attributes(module)) for module in own_modules(network)]
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    registered = ("_parameters", "_buffers", "_modules")
+    return {name: value for name, value in vars(module).items() if name not in registered}
+
+
+def _plain(value: Any) -> Any:
+    """Return the numbers and texts in lists and dicts; of another object, only its type."""
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value if value is None or isinstance(value, int | float | complex | str) else type(value)
+
+
+def _holds_tensor(value: Any, seen: set[int]) -> bool:
+    """Return whether a value is a tensor or holds one, in a list, a dict or the closure of a function."""
+    if id(value) in seen:
+        return False
+    seen.add(id(value))
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, FunctionType):
+        value = list(getclosurevars(value).nonlocals.values())
+    if isinstance(value, list | tuple | set):
+        return any(_holds_tensor(each, seen) for each in value)
+    return isinstance(value, Tensor)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Return whether the numbers of `tensor` lie side by side in memory, in any order."""
+    steps = ((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return sum(steps) + 1 == tensor.numel() or not tensor.numel()
+
+
+def _replaced_buffer(network: nn.Module, shape: tuple[int, int, int]) -> str | None:
+    """Return the name of a buffer that a pass of `network` assigns anew; a stack would lose its new value."""
+    trial = deepcopy(network).to("meta")
+    before = dict(trial.named_buffers())
+    trial(torch.empty(2, *shape, device="meta"))
+    after = dict(trial.named_buffers())
+    return next((name for name, buffer in before.items() if after.get(name) is not buffer), None)
 
 
 def _parameters(training: Training) -> list[nn.Parameter]:

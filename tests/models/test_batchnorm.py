@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from deepnets.config.compose import compose
 from deepnets.config.schema import BatchNormKernel
 from deepnets.models.batchnorm import BatchNorm, GhostBatchNorm, let_fold
+from deepnets.models.parallel import named_statistics, statistics_of
 from deepnets.training.assembly import prepare
 
 CPU = torch.device("cpu")
@@ -97,3 +98,14 @@ def test_a_run_normalises_by_the_kernel_that_it_names(kernel: BatchNormKernel) -
     (norm, *_) = (module for module in training.model.train().modules() if isinstance(module, BatchNorm))
     assert norm.may_fold is (kernel is BatchNormKernel.auto)
     assert ("Folded" in str(norm(training.model.stem[0](x)).grad_fn)) is norm.may_fold
+
+
+def test_statistics_keep_their_types_when_they_travel_together() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2).double())
+    named = named_statistics(model, statistics_of(model))
+    assert {name: tensor.dtype for name, tensor in named.items()} == {
+        "0.running_mean": torch.float32,
+        "0.running_var": torch.float32,
+        "1.running_mean": torch.float64,
+        "1.running_var": torch.float64,
+    }

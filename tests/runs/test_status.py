@@ -1,5 +1,6 @@
 """The states of rows, as a real process leaves them and as other files make them."""
 
+import gc
 import json
 import os
 import signal
@@ -16,8 +17,10 @@ from deepnets.distributed.signals import Interrupted
 from deepnets.errors import UserError
 from deepnets.runs import status
 from deepnets.runs.contents import Job, Origin, Progress, Result
+from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.status import Heartbeat, show, state_of, table_of
+from deepnets.training.fit import Training
 from tests.command import ENVIRONMENT, ROOT, call, row
 
 NET = ["model.depth=8", "model.widths=[4,4,4]", "epochs=9", "device=cpu", "threads=1"]
@@ -105,6 +108,20 @@ def test_the_heart_beats_while_nothing_else_moves(tmp_path: Path, monkeypatch: p
     last = beat()
     time.sleep(0.1)
     assert beat() == last
+
+
+def test_a_run_that_has_ended_leaves_nothing_in_memory(tmp_path: Path) -> None:
+    folders = [RunFolder(tmp_path / name) for name in ("first", "second")]
+    for folder in folders:
+        folder.freeze(row(tmp_path, *NET[:2], "epochs=1", "device=cpu").config, Origin())
+    run(folders[0])  # what it imports leaves tracebacks behind, which hold its frames
+    gc.collect()
+    gc.disable()
+    try:
+        run(folders[1])
+        assert not [each for each in gc.get_objects() if type(each) is Training]
+    finally:
+        gc.enable()
 
 
 def test_a_run_that_beats_without_an_iteration_stalls(tmp_path: Path) -> None:

@@ -175,6 +175,12 @@ def test_a_state_of_another_network_is_refused(tmp_path: Path) -> None:
         read_state(tmp_path / "checkpoint.pth")
 
 
+def test_a_deeper_network_of_torchvision_is_refused() -> None:
+    model = build_model(["model=imagenet_resnet18", "dataset=synthetic"])
+    with pytest.raises(UserError, match=r"layer1\.2\..* is unknown \(differences: 96\)"):
+        load_state(model, get_model("resnet34", num_classes=10).state_dict())
+
+
 def test_the_file_says_of_which_run_it_is(trained: RunFolder, tmp_path: Path) -> None:
     with safe_open(write_weights(read_weights(trained.path), tmp_path), framework="pt") as file:
         about = file.metadata()

@@ -15,8 +15,9 @@ from deepnets.config.trust import trust
 from deepnets.errors import UserError
 from deepnets.launch.grid import launch
 from deepnets.launch.local import obstacle
+from deepnets.run import load_run
 from deepnets.runs.naming import folder_of
-from deepnets.training.assembly import prepare
+from deepnets.training.assembly import dataset_of, prepare
 from deepnets.training.fit import fit
 from tests.command import row, train
 
@@ -261,6 +262,45 @@ def launched(run: Row, loss: dict[str, Any]) -> float:
     run = replace(run, config=replace(run.config, loss=loss, name=f"weight{loss.get('weight')}"))
     assert launch([run]) == 0
     return folder_of(run).result.beginning.losses[0]
+
+
+NUMBERS = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, *, shape, classes, initialization=1.0):
+        super().__init__()
+        self.order = {order}
+        self.register_buffer("mask", torch.ones(1), persistent=False)
+        self.scale, self.rate = torch.tensor(2.0), torch.linspace(0, 1, 3)[1].item()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], classes))
+
+    def forward(self, x):
+        return self.layers(x) * self.mask * {scale} * self.rate
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "order", "scale", "obstacle_said"),
+    [
+        ("numbers_a", "[2, 1]", "self.scale", "its tensor scale is neither"),
+        ("numbers_b", "torch.randperm(9, device='cpu').tolist()", "1", "differ by seed"),
+    ],
+)
+def test_a_network_with_more_than_weights_trains_is_loaded_again_and_is_not_stacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, order: str, scale: str, obstacle_said: str
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / f"{module}.py").write_text(NUMBERS.format(order=order, scale=scale))
+    trust(tmp_path / f"{module}.py")
+    own = row(tmp_path / "outputs", "epochs=1", "device=cpu", "precision=fp32", "launcher.stacked=2")
+    own = replace(own, config=replace(own.config, model={"_target_": f"{module}.Net"}))
+    assert obstacle_said in str(obstacle(own.config))
+    assert launch([own]) == 0
+    model, config = load_run(folder_of(own).path)
+    assert model(torch.rand(2, *dataset_of(config).shape)).isfinite().all()
 
 
 OPERATION = """

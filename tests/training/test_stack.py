@@ -206,6 +206,52 @@ class Holding(nn.Module):
         return x * self.mask
 
 
+class Mapping(Holding):
+    """Keeps the tensor in a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.masks = {"all": self.__dict__.pop("mask")}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.masks["all"]
+
+
+class Closing(nn.Module):
+    """Keeps the tensor in a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        mask = torch.rand(2, 1, 1)
+        self.masked = lambda x: x * mask
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.masked(x)
+
+
+class Replacing(nn.Module):
+    """Follows a mean in a buffer that each pass replaces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(2, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean((0, 2, 3), keepdim=True)[0]
+        return x - self.mean
+
+
+class Cut(nn.Module):
+    """Has a parameter whose rows are not side by side in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(2, 4)[:, :1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale[:, :, None]
+
+
 class Negated(nn.Module):
     """Does the same for every row."""
 
@@ -213,11 +259,16 @@ class Negated(nn.Module):
         return -x
 
 
-@pytest.mark.parametrize("layer", [Noisy, Asking, Holding, Negated])
+@pytest.mark.parametrize("layer", [Noisy, Asking, Holding, Mapping, Closing, Cut, Negated])
 def test_a_layer_of_your_own_is_tried_out(layer: type[nn.Module]) -> None:
     with torch.device("meta"):
         found = obstacle(nn.Sequential(nn.Conv2d(1, 2, 3), layer()), (1, 4, 4))
     assert found is None if layer is Negated else found.startswith(f"{layer.__name__}: ")
+
+
+def test_a_pass_that_replaces_a_buffer_is_noticed() -> None:
+    found = obstacle(nn.Sequential(nn.Conv2d(1, 2, 3), Replacing()), (1, 4, 4))
+    assert found == "a pass replaces the buffer 1.mean instead of writing into it"
 
 
 def as_file(state: dict) -> dict:
