@@ -18,7 +18,7 @@ from deepnets.system.printing import print_line
 
 CHECKPOINTS_KIND = "checkpoints of finished runs"
 KEPT_KIND = "weights of chosen iterations of finished runs"
-COPY = r"(deepnets-)?[0-9a-f]{16}(\.\d+\.new)?"  # names of copies; a `.code` of another program holds other names
+COPY = r"(deepnets-)?[0-9a-f]{16}(\.[0-9a-f]+\.new)?"  # names of copies; a `.code` of another program holds other names
 LEFT_BEHIND = ("*.damaged", "*.new")  # damaged files that a run has renamed; new files of a killed process
 
 

@@ -290,26 +290,34 @@ def loaded(dataset: Crops | Views, batches: Sequence[np.ndarray]) -> Iterator[An
 
 @dataclass(frozen=True)
 class _Bytes(Dataset):
-    """Returns the bytes (uint8) of the images' files by index, without the files that cannot be read."""
+    """Returns the lengths in bytes of the images' files by index, without unreadable ones, and all their bytes (uint8).
+
+    They are one tensor, because each tensor of a worker takes a file descriptor of this process.
+    """
 
     images: ImageFiles
 
-    def __getitem__(self, numbers: np.ndarray) -> dict[int, Tensor]:
+    def __getitem__(self, numbers: np.ndarray) -> tuple[dict[int, int], Tensor]:
         read = {}
         for number in numbers.tolist():
             with suppress(OSError):  # decoding reports the error
                 read[number] = self.images.read(number)
-        return read
+        lengths = {number: len(content) for number, content in read.items()}
+        return lengths, torch.cat([torch.empty(0, dtype=torch.uint8), *read.values()])
 
 
-def _decoded_on_device(dataset: Crops | Views, numbers: np.ndarray, read: dict[int, Tensor]) -> tuple[Any, list[str]]:
+def _decoded_on_device(
+    dataset: Crops | Views, numbers: np.ndarray, read: tuple[dict[int, int], Tensor]
+) -> tuple[Any, list[str]]:
     """Decode images together on the device; if a file is no readable JPEG, this process decodes one by one."""
     from torchvision.io import ImageReadMode, decode_jpeg
 
     device = dataset.loading.device
     decoded: dict[int, Tensor] = {}
     with suppress(RuntimeError, ValueError):  # a file is no JPEG or damaged, or no file could be read
-        decoded = dict(zip(read, decode_jpeg(list(read.values()), ImageReadMode.RGB, device), strict=True))
+        lengths, content = read
+        files = [*content.split([*lengths.values()])]
+        decoded = dict(zip(lengths, decode_jpeg(files, ImageReadMode.RGB, device), strict=True))
 
     def decode(number: int) -> Tensor:
         return decoded[number] if number in decoded else dataset.images.decoded(number).to(device)

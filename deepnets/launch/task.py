@@ -236,6 +236,7 @@ def main() -> int:
     arguments = parser.parse_args()
     with Interruption() as interruption:
         while (rows := arguments.left.read_text().splitlines()) and not arguments.failed.exists():
+            block_signals()  # until the run can save its state, so that none comes in between and is only noted here
             if interruption.received:
                 raise Interrupted(interruption.received)
             folder = RunFolder(rows[0])

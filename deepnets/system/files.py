@@ -90,20 +90,25 @@ def make_own_folder(folder: Path) -> None:
 
 
 def write_folder(folder: Path, contents: Mapping[Path, bytes]) -> None:
-    """Write a new folder with these contents by path; it appears as a whole, and the first writer wins.
+    """Write a new folder with these contents by path; it appears as a whole and durably, and the first writer wins.
 
     Raises:
         OSError: the folder cannot be written, or the folder above it is a link.
     """
     make_own_folder(folder.parent)
-    new = folder.with_name(f"{folder.name}.{os.getpid()}.new")
-    shutil.rmtree(new, ignore_errors=True)
+    new = folder.with_name(f"{folder.name}.{secrets.token_hex(8)}.new")
     new.mkdir()
     for place, content in contents.items():
         (new / place).parent.mkdir(parents=True, exist_ok=True)
-        (new / place).write_bytes(content)
+        with (new / place).open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    for each in {new, *(parent for place in contents for parent in (new / place).parents if new in parent.parents)}:
+        flush_folder(each)
     with suppress(OSError):  # another process was faster; the contents are the same
         new.rename(folder)
+        flush_folder(folder.parent)
     shutil.rmtree(new, ignore_errors=True)
 
 

@@ -77,6 +77,7 @@ def splits_of(dataset: Dataset, device: torch.device) -> Splits:
     if device.type == "cuda":
         if (dataset, device) not in _on_gpu:
             _on_gpu.clear()  # frees the memory that the next data set may need
+            torch.cuda.empty_cache()  # so that the check of free memory counts it
             _on_gpu[dataset, device] = dataset.load(device)
         return _on_gpu[dataset, device]
     splits = _on_cpu(dataset, device)

@@ -50,12 +50,20 @@ class Captured:
         return self.graphs(images)
 
     def _capture(self, images: Tensor) -> Forward:
-        """Capture both passes; torch first runs them a few times, so statistics and random states are restored."""
-        statistics = [buffer.clone() for buffer in self.model.buffers()]
+        """Capture both passes; torch first runs them a few times, so statistics and random states are restored.
+
+        Raises:
+            UserError: a pass replaces a buffer, which a replay would not do.
+        """
+        buffers = dict(self.model.named_buffers())
+        statistics = [buffer.clone() for buffer in buffers.values()]
         network = nn.Sequential(self.model)  # torch replaces `forward` of its argument; the model keeps its own
         with torch.cuda.device_of(images), torch.random.fork_rng([images.device] if images.is_cuda else []):
             graphs = torch.cuda.make_graphed_callables(network, (images,), allow_unused_input=True, **_thread_local())
-        for buffer, before in zip(self.model.buffers(), statistics, strict=True):
+        for (name, buffer), (there, before) in zip(self.model.named_buffers(), buffers.items(), strict=True):
+            if name != there or buffer is not before:
+                raise UserError(f"step=graphed: a pass replaces the buffer {there} instead of writing into it")
+        for buffer, before in zip(buffers.values(), statistics, strict=True):
             buffer.copy_(before)
         return cast(Forward, graphs)
 

@@ -3,6 +3,8 @@
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,12 @@ import torch
 
 from deepnets.config.trust import trusting
 from deepnets.errors import UserError
-from deepnets.launch.grid import launch
+from deepnets.launch.grid import OUTPUT, launch
 from deepnets.runs import checkpoint
+from deepnets.runs.contents import Origin
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.status import STOPPED, read_states, state_of
-from tests.command import metrics, row
+from tests.command import ENVIRONMENT, metrics, row
 from tests.slurm import NET, SLURM, answer, ending, folder_of, job, launched, once, queue, start_again, until
 
 pytestmark = pytest.mark.slow
@@ -228,3 +231,33 @@ def test_a_run_of_a_task_ends_bit_by_bit_as_alone(several: dict[str, Any], run: 
     assert metrics(folder) == metrics(alone)
     ours, theirs = (checkpoint.load(path)[0]["training"]["model"] for path in (folder, alone))
     assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+
+
+SIGNALLED = """
+import os, signal
+from deepnets.distributed.signals import Interrupted, Interruption
+from deepnets.launch import task
+
+def run(folder):
+    os.kill(os.getpid(), signal.SIGUSR1)
+    try:
+        with Interruption(at_once=True):
+            print("trains", flush=True)
+    except Interrupted:
+        print("stops", flush=True)
+        raise
+
+task.run = run
+task.main()
+"""
+
+
+def test_a_signal_before_a_run_begins_to_train_reaches_the_run(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "seed0")
+    folder.freeze(row(tmp_path, *NET).config, Origin())
+    (tmp_path / "left").write_text(f"{folder.path}\n")
+    command = [sys.executable, "-c", SIGNALLED, str(tmp_path / "left"), str(tmp_path / "failed")]
+    ended = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
+    assert "Interrupted" in ended.stderr + (folder.path / OUTPUT).read_text()
+    assert (folder.path / OUTPUT).read_text().startswith("stops")
+    assert (tmp_path / "left").read_text()

@@ -13,7 +13,7 @@ from deepnets.config.schema import StepKind
 from deepnets.errors import UserError
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import Training, fit
-from deepnets.training.step import check_network, forward_of
+from deepnets.training.step import Captured, check_network, forward_of
 from tests.command import row
 
 # Three epochs of five batches of 256 and one of 157; learning rates that are exact in float32 too.
@@ -110,6 +110,23 @@ def test_a_capture_leaves_no_trace_in_statistics_and_draws(captures: list[int], 
     assert len(set(plain["rates"])) == 3
     assert_equal(trained(graphed(*changes)), plain, rtol=0, atol=0)
     assert captures == [256, *[0] * 15]  # of the 18 batches three are short
+
+
+class Following(nn.Module):
+    """Follows a mean in a buffer that each pass replaces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean()
+        return x - self.mean
+
+
+def test_a_network_that_replaces_a_buffer_is_not_captured(captures: list[int]) -> None:
+    with pytest.raises(UserError, match=r"^step=graphed: a pass replaces the buffer 1\.mean instead of writing"):
+        Captured(nn.Sequential(nn.Linear(3, 3), Following()))(torch.ones(2, 3))
 
 
 def test_a_capture_computes_in_bfloat16(captures: list[int]) -> None:
