@@ -43,7 +43,7 @@ def _summed_norms(walk: Walk, x: Tensor, labels: Tensor) -> np.ndarray:
     outputs = []
     x = x.detach().requires_grad_()
     with torch.enable_grad():
-        for unit, before, b in zip(walk.units, walk.before, walk.b, strict=True):
+        for unit, before, b in walk:
             x = unit(before(x), b)
             outputs.append(x)
         loss = cross_entropy(walk.end(x), labels, reduction="sum")
@@ -76,7 +76,7 @@ def signals(walk: Walk, x: Tensor) -> Signals:
     """Measure each unit's output, and the two terms of its sum, on images x (N, C, H, W)."""
     rows = []
     with torch.inference_mode():
-        for unit, before, b in zip(walk.units, walk.before, walk.b, strict=True):
+        for unit, before, b in walk:
             h, y = terms(unit, before(x), b)
             x = unit.after(y)
             values = x.double().flatten().cpu().numpy()
@@ -102,7 +102,7 @@ def clipped(walk: Walk, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[np.nd
     below, values = np.zeros(len(walk)), np.zeros(len(walk))
     with torch.inference_mode():
         for x, _ in batches:
-            for index, (unit, before, b) in enumerate(zip(walk.units, walk.before, walk.b, strict=True)):
+            for index, (unit, before, b) in enumerate(walk):
                 _, x = terms(unit, before(x), b)
                 for layer in unit.after.children():
                     if isinstance(layer, nn.ReLU):
@@ -257,7 +257,7 @@ def bypass_factors(walk: Walk, x: Tensor, generator: torch.Generator) -> np.ndar
     """
     steps = []
     with torch.no_grad():
-        for unit, before, b in zip(walk.units, walk.before, walk.b, strict=True):
+        for unit, before, b in walk:
             steps.append((unit, before, b, x))
             x = unit(before(x), b)
     gradient = torch.randn(x.shape, generator=generator, dtype=x.dtype).to(x.device)
@@ -357,7 +357,7 @@ def _count_cancelled(walk: Walk, x: Tensor, labels: Tensor) -> np.ndarray:
     inputs, outputs = [], []
     x = x.detach().requires_grad_()
     with torch.enable_grad():
-        for unit, before, b in zip(walk.units, walk.before, walk.b, strict=True):
+        for unit, before, b in walk:
             inputs.append(before(x))
             x = unit(inputs[-1], b)
             outputs.append(x)

@@ -96,7 +96,7 @@ def _passed(walk: Walk, x: Tensor) -> tuple[list[tuple[Tensor, Tensor]], Tensor]
     """Return each unit's input with the unit's sum y, and the output of the last unit."""
     passed = []
     with torch.no_grad():
-        for unit, before, b in zip(walk.units, walk.before, walk.b, strict=True):
+        for unit, before, b in walk:
             _, y = terms(unit, before(x), b)
             passed.append((x, y))
             x = unit.after(y)

@@ -62,7 +62,7 @@ def propagation(walk: Walk, x: Tensor) -> Propagation:
     with torch.inference_mode():
         x = walk.before[0](x)
         start = moments_of(x)
-        for index, (unit, before, b) in enumerate(zip(walk.units, walk.before, walk.b, strict=True)):
+        for index, (unit, before, b) in enumerate(walk):
             h, y = terms(unit, x if index == 0 else before(x), b)
             x = unit.after(y)
             mean, variance = _channels(x)
@@ -134,7 +134,7 @@ def _ends(walk: Walk, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _through(walk: Walk, x: Tensor) -> Tensor:
-    for index, (unit, before, b) in enumerate(zip(walk.units, walk.before, walk.b, strict=True)):
+    for index, (unit, before, b) in enumerate(walk):
         x = unit(x if index == 0 else before(x), b)
     return x
 

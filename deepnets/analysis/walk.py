@@ -1,6 +1,6 @@
 """Shows analyses a network as a sequence of units, and chooses the statistics of its batch normalisation."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -36,10 +36,14 @@ class Walk:
     def __len__(self) -> int:
         return len(self.units)
 
+    def __iter__(self) -> Iterator[tuple[Unit, Callable[[Tensor], Tensor], float]]:
+        """Yield each unit, what is before it, and the scale b of its branch."""
+        return zip(self.units, self.before, self.b, strict=True)
+
     def inputs(self, x: Tensor) -> list[Tensor]:
         """Return the input of each unit, and the logits, for the images x."""
         states = []
-        for unit, before, b in zip(self.units, self.before, self.b, strict=True):
+        for unit, before, b in self:
             states.append(before(x))
             x = unit(states[-1], b)
         return [*states, self.end(x)]

@@ -4,7 +4,6 @@
 """
 
 import argparse
-import os
 import subprocess
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -26,6 +25,7 @@ from deepnets.bench.comparison import (
 from deepnets.command import count, counts
 from deepnets.config.schema import Precision
 from deepnets.errors import UserError
+from deepnets.system import usable_cores
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import fit
 from deepnets.training.stack import Stack, fit_together
@@ -98,7 +98,7 @@ def _stacked_in(
 
 
 def _seeds_in(precision: Precision, arguments: argparse.Namespace) -> Comparison:
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     size = f"dataset.source.train={arguments.iterations * 128}"
     overrides = [*NARROW, size, "epochs=1", f"precision={precision}", *arguments.overrides]
     pool = ["launcher=pool", f"launcher.runs_per_device={cores}"]

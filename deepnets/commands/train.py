@@ -10,7 +10,7 @@ def main() -> int:
     if not rows:
         return 0
     # Imported here, because torch takes seconds: --help and errors about options come without this wait.
-    from deepnets.runs.start import with_weights
+    from deepnets.runs.initial_weights import with_weights
 
     rows = with_weights(rows)
     if rows[0].config.hours is not None and not rows[0].config.until:

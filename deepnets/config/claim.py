@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from deepnets.config.claim_test import DRAWN, ClaimTest, are_names, is_number, read_test
 from deepnets.config.project import CONF
+from deepnets.config.quantity import DRAWN, ClaimTest, are_names, is_number, read_test
 from deepnets.config.schema import Search
 from deepnets.config.sweep import ANY, SWEEPS, matching, names_at, sweep_of
 from deepnets.errors import UserError, nearest

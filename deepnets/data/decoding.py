@@ -27,6 +27,7 @@ from torch import Tensor
 
 from deepnets.data.source import Split
 from deepnets.errors import UserError, printable
+from deepnets.system import usable_cores
 from deepnets.system.files import own_cache
 
 # torchvision 0.29 announces in every process that its decoders will move to another library.
@@ -58,7 +59,7 @@ def decode(paths: Sequence[Path], shape: tuple[int, int, int], fit: bool) -> np.
     images = np.empty((len(paths), height, width, channels), np.uint8)
     chunks = [paths[first : first + CHUNK] for first in range(0, len(paths), CHUNK)]
     # Threads that call Pillow would wait for the interpreter's lock. A forked process need not import anything again.
-    count = min(8, os.cpu_count() or 1, len(chunks))
+    count = min(8, usable_cores(), len(chunks))
     start = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     animated: list[Path] = []
     try:

@@ -28,6 +28,7 @@ from deepnets.data.normalization import Normalization
 from deepnets.distributed.signals import SIGNALS
 from deepnets.distributed.world import ALONE, World
 from deepnets.errors import UserError, printable
+from deepnets.system import usable_cores
 
 MOST_WORKERS = 16
 ORPHANED_SECONDS = 5.0
@@ -116,12 +117,11 @@ class StreamedEvaluation(OrderedBatches):
         *,
         batch_size: int,
         world: World = ALONE,
-        is_final: bool = False,
     ) -> None:
         # Images of several sizes cannot lie in one tensor, and ten crops take as much memory as ten images.
         batch_size = {"multi_scale": 1, "ten_crop": ceil(batch_size / 10)}.get(view, batch_size)
         super().__init__(len(images), batch_size=batch_size, world=world)
-        self.source, self.normalization, self.loading, self.is_final = images, normalization, loading, is_final
+        self.source, self.normalization, self.loading = images, normalization, loading
         self.views, self.has_one_view = views(view, size), view in ("center", "center_320")
         self.numbers = np.arange(self.own.start, self.own.stop)
 
@@ -171,8 +171,7 @@ def default_workers() -> int:
 
     The processes of a run on one machine share its cores.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(MOST_WORKERS, max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
+    return min(MOST_WORKERS, max(1, usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
 
 
 @dataclass(frozen=True)

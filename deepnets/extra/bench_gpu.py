@@ -47,6 +47,7 @@ from deepnets.command import run_command
 from deepnets.config.schema import StepKind
 from deepnets.errors import UserError
 from deepnets.runs.folder import RunFolder, run_folders
+from deepnets.system import usable_cores
 from deepnets.system.settings import Memory
 from deepnets.training.fit import Training, fit
 
@@ -127,7 +128,7 @@ def environment() -> PartResult:
         "cuda": torch.version.cuda,
         "gpus": gpus,
         "bfloat16": bool(gpus) and torch.cuda.is_bf16_supported(including_emulation=False),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": usable_cores(),
         **{name: os.environ.get(name) for name in ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "CUDA_VISIBLE_DEVICES")},
     }
 

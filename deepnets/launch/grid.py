@@ -40,9 +40,9 @@ from deepnets.runs.code import changed_files, code_of, code_to_execute, noted_co
 from deepnets.runs.contents import FAILED, Code, Origin, Result, Unreadable
 from deepnets.runs.execute import inspect
 from deepnets.runs.folder import BESIDE, Locked, OtherSettings, RunFolder, lines_by_reason, remedies_of
+from deepnets.runs.initial_weights import check_start
 from deepnets.runs.naming import folders_of
 from deepnets.runs.record import change_of_images, describe_result, duration
-from deepnets.runs.start import check_start
 from deepnets.runs.status import read_state, read_states
 from deepnets.system.printing import as_text, print_error, print_line, print_rich, with_progress
 from deepnets.training.checks import check

@@ -33,9 +33,9 @@ from deepnets.runs.checkpoint import LAST
 from deepnets.runs.code import changed_files, code_of, code_to_execute, noted_code
 from deepnets.runs.contents import Code, Unreadable
 from deepnets.runs.folder import OtherSettings, RunFolder, lines_by_reason, remedies_of
+from deepnets.runs.initial_weights import check_start
 from deepnets.runs.naming import folders_of
 from deepnets.runs.record import protocol_change, protocol_of
-from deepnets.runs.start import check_start
 from deepnets.runs.status import UNREADABLE
 from deepnets.system.files import LONGEST_METRICS, read_text
 from deepnets.system.printing import as_text, console_for, print_line

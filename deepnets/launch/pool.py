@@ -26,13 +26,12 @@ from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.record import describe_result
 from deepnets.runs.resume import note_failure
 from deepnets.runs.status import live_table
-from deepnets.system.files import opened
+from deepnets.system.files import end_of
 from deepnets.system.printing import print_error, print_line
 from deepnets.system.settings import Size
 from deepnets.training.hardware import find_device, with_counted_devices
 from deepnets.training.step import check_device
 
-LAST_BYTES = 100_000  # read from the end of the output, to find its last line
 POLL_SECONDS = 0.1
 # Modules that take seconds to import. Every run imports the first ones late: torch's optimisers do, and the log. It
 # imports the others where it needs them, and so did the checks of this command.
@@ -164,9 +163,7 @@ def note_crash(folder: RunFolder, code: int) -> str:
     """
     reason = how_it_ended(code)
     if code >= 0:
-        with opened(folder.path / OUTPUT) as output:
-            output.seek(max(0, output.seek(0, os.SEEK_END) - LAST_BYTES))
-            lines = [line.strip() for line in output.read().decode(errors="replace").split("\n")]
+        lines = [line.strip() for line in end_of(folder.path / OUTPUT).split("\n")]
         reason += f": {next(filter(None, reversed(lines)), 'no output')}"
     # If the run has several processes, the one that holds the lock may end a moment after its parent.
     with folder.hold(10 if code < 0 else 0):

@@ -10,8 +10,8 @@ from typing import Any
 
 from deepnets.config.build import own_targets
 from deepnets.config.claim import Claim, Measured, Registered, Relation, all_claims, margins_of, registered_on_file
-from deepnets.config.claim_test import DRAWN, Analysed, ClaimTest
 from deepnets.config.project import program
+from deepnets.config.quantity import DRAWN, Analysed, ClaimTest
 from deepnets.config.schema import axes_of
 from deepnets.config.sweep import sweep_of, value_at_scale
 from deepnets.config.trust import to_trust

@@ -14,8 +14,8 @@ from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import SandboxedEnvironment
 
 from deepnets.config.claim import registered_on_file
-from deepnets.config.claim_test import Analysed
 from deepnets.config.identity import identity_hash
+from deepnets.config.quantity import Analysed
 from deepnets.config.safe_yaml import LONGEST
 from deepnets.config.sweep import SWEEPS, sweep_of
 from deepnets.errors import UserError, listed, printable

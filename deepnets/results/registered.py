@@ -19,7 +19,7 @@ import pandas as pd
 import scipy
 
 from deepnets.config.claim import Registered
-from deepnets.config.claim_test import Analysed, ClaimTest, Conditions, Contrast, CsvColumn, RunNumber
+from deepnets.config.quantity import Analysed, ClaimTest, Conditions, Contrast, CsvColumn, RunNumber
 from deepnets.errors import UserError, nearest
 from deepnets.results.cell import compared_error, final_loss
 from deepnets.results.finding import LOOKS, Finding, Look, Outcome

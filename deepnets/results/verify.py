@@ -26,9 +26,9 @@ from deepnets.runs.code import code_to_execute
 from deepnets.runs.contents import Origin, Result, RunFile
 from deepnets.runs.execute import run as train
 from deepnets.runs.folder import RunFolder, lines_by_reason
+from deepnets.runs.initial_weights import start_from_weights, with_weights_from
 from deepnets.runs.log import TIME_COLUMNS
 from deepnets.runs.record import Evidence, data_of, differing
-from deepnets.runs.start import start_from_weights, with_weights_from
 from deepnets.system.files import LONGEST, read_text, writing
 from deepnets.training.assembly import dataset_of, prepare
 from deepnets.training.fit import Training, fit

@@ -14,11 +14,10 @@ from deepnets.distributed.signals import SIGNALS
 from deepnets.distributed.spawn import how_it_ended
 from deepnets.runs.contents import Job
 from deepnets.runs.folder import RunFolder
-from deepnets.system.files import opened
+from deepnets.system.files import end_of
 
 LOGS = "slurm"  # in the sweep's folder: for each array, a link (named by the array's number) to the folder of its files
 ANSWER_SECONDS = 10.0  # the longest wait for an answer, and the time between questions, as all users share SLURM
-LAST_BYTES = 100_000  # read from the end of a log
 TASK = re.compile(r"[1-9]\d*(_\d+)?", re.ASCII)
 
 CANCELLED = "CANCELLED"
@@ -95,9 +94,7 @@ def read_log(folder: RunFolder, job: str) -> tuple[Task, str | None]:
         return Task(""), None
     file = _log(folder, job)
     try:
-        with opened(file) as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - LAST_BYTES))
-            text = log.read().decode(errors="replace")
+        text = end_of(file)
     except (OSError, ValueError):  # the task never began, or its log was removed
         return Task(""), None
     text = text[max(0, text.rfind(f" {job} on ")) :]  # since the task last began

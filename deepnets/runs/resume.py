@@ -23,6 +23,7 @@ from deepnets.runs.checkpoint import described, load_checked, resume
 from deepnets.runs.code import changed_files
 from deepnets.runs.contents import DIVERGED, FAILED, FINISHED, Code, FinalStatus, Progress, Result
 from deepnets.runs.folder import BESIDE, Locked, RunFolder, note_code
+from deepnets.runs.initial_weights import start_from_weights
 from deepnets.runs.log import Log
 from deepnets.runs.owner import Owner, TakenOver
 from deepnets.runs.record import (
@@ -38,7 +39,6 @@ from deepnets.runs.record import (
     state_checksum,
     with_processes,
 )
-from deepnets.runs.start import start_from_weights
 from deepnets.runs.status import Heartbeat
 from deepnets.runs.weights import KEPT, Weights, kept_iterations, write_weights
 from deepnets.system.files import opened_to_append, own_cache

@@ -38,6 +38,11 @@ def begin() -> None:
     atexit.register(gc.freeze)
 
 
+def usable_cores() -> int:
+    """Return the number of this machine's cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def stop_at_once(number: int, frame: FrameType | None) -> None:
     """Handle a signal by ending the process: an exception that interrupts an import may turn into another error."""
     try:

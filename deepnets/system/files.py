@@ -18,6 +18,7 @@ from deepnets.errors import UserError
 
 LONGEST = 10_000_000  # bytes of a JSON file; a result has a few thousand
 BYTE_CODE = "bytecode"  # in the user's cache: byte code of copied sources
+LAST_BYTES = 100_000  # read from the end of a log
 LONGEST_METRICS = 10_000_000  # bytes of a metrics.csv, enough for a hundred thousand epochs
 
 
@@ -172,6 +173,17 @@ def opened(path: Path) -> IO[bytes]:
         os.close(descriptor)
         raise ValueError("it is not a file")
     return os.fdopen(descriptor, "rb")
+
+
+def end_of(path: Path) -> str:
+    """Return the last 100,000 bytes of a file as text.
+
+    Raises:
+        OSError, ValueError: as `opened`.
+    """
+    with opened(path) as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
+        return file.read().decode(errors="replace")
 
 
 def read_object(path: Path) -> dict[str, Any]:

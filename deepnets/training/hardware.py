@@ -10,6 +10,7 @@ import torch
 
 from deepnets.config.schema import Config, Precision
 from deepnets.errors import UserError
+from deepnets.system import usable_cores
 
 DEVICE_FILES = Path("/dev")  # where NVIDIA's driver puts a file for each GPU
 # Two parameters of glibc's mallopt (malloc.h), and the largest values that they may have.
@@ -58,7 +59,7 @@ def device_of_process(name: str, local_rank: int) -> torch.device:
 def scarce_cores(device: torch.device) -> str | None:
     """Return a warning if the processes of a run have too few cores to feed their GPUs, else None."""
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # they share the cores
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     if device.type != "cuda" or cores >= CORES_PER_GPU * processes:
         return None
     return f"{cores} CPU cores feed {processes} GPUs, which may wait for them: launcher.cpus=4 asks SLURM for more"

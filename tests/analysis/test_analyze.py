@@ -22,7 +22,7 @@ from deepnets.analysis import lesion
 from deepnets.analysis.commands import lesion as command
 from deepnets.analysis.commands.output import Output
 from deepnets.config.claim import claims_on_file, registered_on_file
-from deepnets.config.claim_test import Analysed
+from deepnets.config.quantity import Analysed
 from deepnets.config.sweep import SWEEPS
 from deepnets.errors import UserError
 from deepnets.monitor.style import mark_stages, new_figure

@@ -18,7 +18,7 @@ from scipy import signal, stats
 
 from deepnets.commands.until import next_round
 from deepnets.config.claim import Registered, registered_of, registered_on_file
-from deepnets.config.claim_test import Analysed
+from deepnets.config.quantity import Analysed
 from deepnets.config.sweep import SWEEPS, sweep_of
 from deepnets.errors import UserError
 from deepnets.launch.grid import launch

@@ -18,7 +18,7 @@ from deepnets.results.verify import MOVED, Verifications, _moved_images, verify
 from deepnets.runs.contents import Origin
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
-from deepnets.runs.start import with_weights
+from deepnets.runs.initial_weights import with_weights
 from deepnets.training.assembly import prepare
 from deepnets.training.hardware import processor_model
 from tests.command import row

@@ -26,8 +26,8 @@ from deepnets.models.layers import LAYERS
 from deepnets.models.resnet import ResNet
 from deepnets.run import load_run
 from deepnets.runs.folder import RunFolder
+from deepnets.runs.initial_weights import start_from_weights
 from deepnets.runs.naming import folder_of
-from deepnets.runs.start import start_from_weights
 from deepnets.training.assembly import dataset_of, model_of, splits_of
 from deepnets.training.hardware import find_device, set_arithmetic
 

@@ -15,8 +15,8 @@ from deepnets.run import load_run
 from deepnets.runs.contents import Origin
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
+from deepnets.runs.initial_weights import hash_of, start_from_weights, with_weights
 from deepnets.runs.naming import folder_of
-from deepnets.runs.start import hash_of, start_from_weights, with_weights
 from deepnets.runs.weights import read_weights, write_weights
 from deepnets.training.assembly import model_of
 from tests.command import row
