@@ -51,6 +51,10 @@ Retry = Literal["failed"]  # "failed" executes failed runs again; None skips the
 WARM_SECONDS = 60  # a first run that took longer tells how long the others take, though it warmed the process up
 OUTPUT = "output.txt"  # in a run's folder: the output of the run's own process, if it has one
 
+Runs = Sequence[RunFolder]
+Pairs = Sequence[tuple[Row, RunFolder]]
+Chosen = Mapping[RunFolder, Code | UserError]  # as `use_chosen_code` returns it
+
 
 def launch(rows: list[Row]) -> int:
     """Train every unfinished run with the launcher that the rows choose; returns the exit code, 1 if a run failed.
@@ -66,22 +70,8 @@ def launch(rows: list[Row]) -> int:
     begun, queued = begun_runs(launcher, first, folders)
     chosen = use_chosen_code(rows, folders, begun)
     claims_below.cache_clear()
-    errors = {}
     pairs = list(zip(rows, folders, strict=True))
-    for row, folder in with_progress(pairs, "runs checked"):
-        try:
-            if isinstance(refused := chosen.get(folder), UserError):
-                raise refused
-            _check(row, folder, launcher, folder in begun, folder in queued)
-        except UserError as error:
-            errors[folder] = error
-    if len(rows) == 1 and errors:
-        raise next(iter(errors.values()))
-    if errors:
-        reasons = lines_by_reason({folder: error.summary for folder, error in errors.items()})
-        lines = [f"{len(errors)} of {len(rows)} runs cannot start; none was started", *reasons]
-        raise UserError("\n".join([*lines, *remedies_of(errors.values(), [row.config for row in rows])]))
-    launcher.check_all({folder: row.config for row, folder in zip(rows, folders, strict=True)})
+    _check_all(pairs, launcher, chosen, begun, queued)
     fresh = [pair for pair in pairs if first.overwrite or not (pair[1].has_begun or pair[1].is_complete)]
     if first.reuse and not first.overwrite:
         copy_twins(rows, folders)
@@ -91,13 +81,45 @@ def launch(rows: list[Row]) -> int:
         )
     if told := beside_other_settings([pair for pair in fresh if first.overwrite or not pair[1].is_complete]):
         print_line(told)
+    to_execute = _freeze_all(pairs, chosen, begun, queued)
+    if seen := before_claims(pairs, {folder for _, folder in fresh}):
+        print_line(seen)
+    for grid in dict.fromkeys(folder.path.parents[1] for folder in folders):
+        copy_sweep(rows[0], grid)
+    # Order the runs by seed, so that all rows of the table can be compared after the first round.
+    to_execute = dict(sorted(to_execute.items(), key=lambda item: item[1].seed))
+    return launcher.execute(to_execute) if to_execute else 0
+
+
+def _check_all(pairs: Pairs, launcher: "Launcher", chosen: Chosen, begun: set[RunFolder], queued: Runs) -> None:
+    """Check every run before the first is frozen; raises what `launch` says."""
+    errors = {}
+    for row, folder in with_progress(pairs, "runs checked"):
+        try:
+            if isinstance(refused := chosen.get(folder), UserError):
+                raise refused
+            _check(row, folder, launcher, folder in begun, folder in queued)
+        except UserError as error:
+            errors[folder] = error
+    if len(pairs) == 1 and errors:
+        raise next(iter(errors.values()))
+    if errors:
+        reasons = lines_by_reason({folder: error.summary for folder, error in errors.items()})
+        lines = [f"{len(errors)} of {len(pairs)} runs cannot start; none was started", *reasons]
+        raise UserError("\n".join([*lines, *remedies_of(errors.values(), [row.config for row, _ in pairs])]))
+    launcher.check_all({folder: row.config for row, folder in pairs})
+
+
+def _freeze_all(pairs: Pairs, chosen: Chosen, begun: set[RunFolder], queued: Runs) -> dict[RunFolder, Config]:
+    """Freeze each run that is not complete, say what of the others differs today, and return the runs to execute."""
+    first = pairs[0][0].config
     to_execute, new_code, other_data = {}, dict[RunFolder, Code](), Counter[str]()
     of_own_code, switched = list[RunFolder](), list[RunFolder]()
     for row, folder in with_progress(pairs, "runs frozen"):
+        code, kept = code_of(row.config), chosen.get(folder)
+        if isinstance(kept, Code) and code and not changed_files(folder, kept, code):
+            code = kept  # as it was noted when it was copied
         try:
-            code, kept = code_of(row.config), chosen.get(folder)
-            if isinstance(kept, Code) and code and not changed_files(folder, kept, code):
-                code = kept  # as it was noted when it was copied
             if row.config.overwrite or not folder.is_complete:
                 was = noted_code(folder) if first.code == CodeChoice.current and not first.overwrite else None
                 folder.freeze(row.config, _origin(row, folder, code), folder in begun)
@@ -109,8 +131,7 @@ def launch(rows: list[Row]) -> int:
             else:
                 for line in inspect(folder):
                     print_line(line)
-                if code:
-                    of_own_code.append(folder)
+                of_own_code += [folder] * bool(code)
                 if (result := folder.completed) and (change := change_of_images(row.config, result)):
                     other_data[f"now in {row.config.dataset['root']} ({change})"] += 1
         except Locked as error:  # another process trains this run; below, the launcher skips it
@@ -120,22 +141,16 @@ def launch(rows: list[Row]) -> int:
         to_execute[folder] = row.config
     lines = trained_before_change(of_own_code, {folder: row.overrides for row, folder in pairs})
     lines += kept_by_queue(queued)
-    for line in lines:
-        print_line(line)
+    told = beside_other_code(new_code, queued, is_told=bool(lines))
     if switched:
         count, where = len(switched), listed(each.path.parent.name for each in switched)
-        print_line(f"code=current: {count} run{'s' * (count > 1)} that noted other code will use today's; rows {where}")
-    if told := beside_other_code(new_code, queued, is_told=bool(lines)):
-        print_line(told)
-    if seen := before_claims(pairs, {folder for _, folder in fresh}):
-        print_line(seen)
+        lines += [f"code=current: {count} run{'s' * (count > 1)} that noted other code will use today's; rows {where}"]
+    lines += [told] if told else []
     for change, count in other_data.items():
-        print_line(f"{_finished(count)} on other images than those {change}; to train in another folder, add {BESIDE}")
-    for grid in dict.fromkeys(folder.path.parents[1] for folder in folders):
-        copy_sweep(rows[0], grid)
-    # Order the runs by seed, so that all rows of the table can be compared after the first round.
-    to_execute = dict(sorted(to_execute.items(), key=lambda item: item[1].seed))
-    return launcher.execute(to_execute) if to_execute else 0
+        lines += [f"{_finished(count)} on other images than those {change}; to train in another folder, add {BESIDE}"]
+    for line in lines:
+        print_line(line)
+    return to_execute
 
 
 def begun_runs(
