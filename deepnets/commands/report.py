@@ -141,9 +141,9 @@ def _answer(given: argparse.Namespace, exports: dict[str, Path]) -> int:
     if given.keep:
         return keep(given.folders, given.keep)
     options = read_project(given.project).options if given.project else given.config_dir
-    own_sweeps = options and options / "sweep"
+    project_sweeps = options and options / "sweep"
     if given.records:
-        return write_records(given.folders[0], own_sweeps)
+        return write_records(given.folders[0], project_sweeps)
     trust([*given.trust, *filter(None, [given.project])])
     if given.verify:
         choose_code(given.code)
@@ -154,4 +154,4 @@ def _answer(given: argparse.Namespace, exports: dict[str, Path]) -> int:
         return export(given.folders, given.export)
     if given.screenshots:
         return take_screenshots(given.folders[0], given.screenshots)
-    return report(given.folders, given.output, exports, given.log, own_sweeps, given.full)
+    return report(given.folders, given.output, exports, given.log, project_sweeps, given.full)

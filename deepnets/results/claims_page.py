@@ -154,14 +154,15 @@ def show_seeds(rows: Sequence[Row]) -> None:
     begun = [grid for grid in grids if grid.is_dir() and run_folders(grid)]
     console = console_for()
     places = [place.removeprefix("file://") for place in rows[0].search.places if place.startswith("file://")]
-    user_sweeps = Path(places[0]) / "sweep" if places else None
-    deleted = {folder.path for folder in folders} if rows[0].config.overwrite else set()
+    project_sweeps = Path(places[0]) / "sweep" if places else None
+    deleted = {folder.path for folder in folders if rows[0].config.overwrite}
     runs = [run for run in read_runs(begun) if run.folder.path not in deleted] if begun else []
-    sheets = [sheet for table in tables_of(runs, own=user_sweeps) for sheet in claim_sheets(table)] if runs else []
+    tables = tables_of(runs, project_sweeps=project_sweeps) if runs else []
+    sheets = [sheet for table in tables for sheet in claim_sheets(table)]
     console.print()
     if not sheets:
         file = f"{rows[0].choices['sweep']}.yaml"
-        folder = user_sweeps if user_sweeps and (user_sweeps / file).is_file() else SWEEPS
+        folder = project_sweeps if project_sweeps and (project_sweeps / file).is_file() else SWEEPS
         is_shallow = are_of_other_depth((row.config.model for row in rows), folder / file)
         status = (
             f"not tested: {OTHER_DEPTH}"

@@ -39,9 +39,9 @@ class Results(pd.DataFrame):
     dotted key (`model.depth`). A selection such as `results[results.seed == 0]` has the curves and claims of its runs.
     """
 
-    _metadata = ["_runs", "_own_sweeps"]  # noqa: RUF012 (as pandas reads it)
+    _metadata = ["_runs", "_project_sweeps"]  # noqa: RUF012 (as pandas reads it)
     _runs: dict[str, Run]
-    _own_sweeps: Path | None
+    _project_sweeps: Path | None
 
     @property
     def _constructor(self) -> Callable[..., "Results"]:
@@ -53,7 +53,7 @@ class Results(pd.DataFrame):
         if method != "concat" or not parts:
             return super().__finalize__(other, method, **keywords)
         self._runs = {folder: run for part in parts for folder, run in part._runs.items()}
-        self._own_sweeps = parts[0]._own_sweeps
+        self._project_sweeps = parts[0]._project_sweeps
         return self
 
     @property
@@ -73,7 +73,7 @@ class Results(pd.DataFrame):
         None before the first look.
         """
         lines: list[dict[str, Any]] = []
-        for table in tables_of(self._members(), own=self._own_sweeps):
+        for table in tables_of(self._members(), project_sweeps=self._project_sweeps):
             for index in range(len(table.columns)):
                 for finding in findings_of(table, index, table.sweeps):
                     low, high = finding.interval or (None, None)
@@ -106,10 +106,10 @@ def load_results(*folders: str | Path, project: str | Path | None = None) -> Res
     runs = {str(run.folder): run for run in read_runs([Path(folder) for folder in folders])}
     frame = frame_of(list(runs.values()))
     options = read_project(project).options if project else None
-    own = options and options / "sweep"
+    project_sweeps = options and options / "sweep"
     columns = []
     for name, members in frame.groupby("table", sort=False):
-        files = [place / f"{name}.yaml" for place in (*filter(None, [own]), SWEEPS)]
+        files = [place / f"{name}.yaml" for place in (*filter(None, [project_sweeps]), SWEEPS)]
         columns += columns_of(members, next(filter(Path.is_file, files), None))
     labels = {run.folder: column.label for column in columns for run in column.runs}
     for row in [row for column in columns for row, members in column.rows.items() if mixes_code(members)]:
@@ -119,7 +119,7 @@ def load_results(*folders: str | Path, project: str | Path | None = None) -> Res
     details = [{"column": labels[run.folder]} | _entries(run) | run.options | run.settings for run in runs.values()]
     lines = frame[[*NAMES, "table", "status", "reason"]].to_dict("records")
     results = Results([names | of_run for names, of_run in zip(lines, details, strict=True)])
-    results._runs, results._own_sweeps = runs, own
+    results._runs, results._project_sweeps = runs, project_sweeps
     return results
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from deepnets.config.build import TARGETS, build, check_types, own_targets
+from deepnets.config.build import TARGETS, build, check_types
 from deepnets.config.identity import flat, identity, identity_hash, is_execution, upgrade
 from deepnets.config.safe_yaml import LONGEST, plain_yaml
 from deepnets.config.schema import Config, Scale, Selection
@@ -396,5 +396,5 @@ def _epoch_iterations(run: Run) -> int | None:
 def _base_rate(run: Run) -> float | None:
     """Return the learning rate that the schedule scales; None if the user wrote the schedule or the optimizer."""
     optimizer, schedule = run.typed_config.optimizer, run.typed_config.schedule
-    is_own = own_targets([optimizer, schedule])
+    is_own = not {str(optimizer.get("_target_")), str(schedule.get("_target_"))} <= TARGETS
     return None if is_own or not isinstance(rate := optimizer.get("lr"), int | float) else rate

@@ -88,13 +88,13 @@ def keep(paths: Sequence[Path], into: Path) -> int:
     return 1 if refused else 0
 
 
-def write_records(folder: Path, own: Path | None = None) -> int:
+def write_records(folder: Path, project_sweeps: Path | None = None) -> int:
     """Write the pages of `records_pages` into `folder` and print where they are; returns 0.
 
     Raises:
         UserError: `records_pages` raises it, or a file cannot be written.
     """
-    pages = records_pages(folder, own)
+    pages = records_pages(folder, project_sweeps)
     for name, text in pages.items():
         with writing(folder / name):
             write_atomically(folder / name, printable(text))
@@ -102,7 +102,7 @@ def write_records(folder: Path, own: Path | None = None) -> int:
     old = folder / "claims.md"
     if old.is_file() and old.name not in pages and old.read_text().startswith(PAGE_HEAD.partition("\n")[0]):
         old.unlink()  # its claims were about records that are gone
-    if line := _uncounted(folder, own or SWEEPS):
+    if line := _uncounted(folder, project_sweeps or SWEEPS):
         print(printable(line))
     return 0
 
@@ -116,13 +116,13 @@ def _uncounted(folder: Path, sweeps: Path) -> str:
     return f"claims.md lacks the claims of {', '.join(names)}: {remedy} their sweep files." if names else ""
 
 
-def records_pages(folder: Path, own: Path | None = None) -> dict[str, str]:
+def records_pages(folder: Path, project_sweeps: Path | None = None) -> dict[str, str]:
     """Return the texts of README.md, claims.md (`claims_page`, if claims are about the records) and bench.md, by name.
 
     README.md has the text of `folder`/about.md or a title, how to read the tables, and a section for each table, sorted
     by name. A section is the table's about.md, a Jinja template that may call the functions of `numbers_of`; without
     that file, it is a heading and the table. The last section counts the facts that nothing in the records confirms. If
-    `own`, a project's folder of sweep files, is given, the claims come from these files.
+    `project_sweeps`, the folder of a project's sweep files, is given, the claims come from these files.
 
     Raises:
         UserError: there are no records, or an about.md names something that is not there.
@@ -134,7 +134,9 @@ def records_pages(folder: Path, own: Path | None = None) -> dict[str, str]:
     runs = read_runs([folder])  # all at once, to find a copy in another table
     read = {grid: list(of_grid) for grid, of_grid in frame_of(runs).groupby("grid", sort=False)["run"]}
     tables = {
-        place.name: tables_of([run for part in (place, *_beside(place)) for run in read.get(part, [])], own=own)[0]
+        place.name: tables_of(
+            [run for part in (place, *_beside(place)) for run in read.get(part, [])], project_sweeps=project_sweeps
+        )[0]
         for place in places
         if place not in within
     }
@@ -145,7 +147,7 @@ def records_pages(folder: Path, own: Path | None = None) -> dict[str, str]:
     if lines := unchecked(runs):
         sections.append("\n".join(["## What cannot be checked", "", *(f"* {line}" for line in lines)]))
     page = "\n\n".join(section.strip() for section in sections if section.strip()) + "\n"
-    pages, sweeps = {"README.md": page}, own or SWEEPS
+    pages, sweeps = {"README.md": page}, project_sweeps or SWEEPS
     uncounted = _uncounted(folder, sweeps)
     if uncounted or any(has_claims(table, sweeps) for table in tables.values()):
         pages["claims.md"] = claims_page(folder, list(tables.values()), sweeps) + f"\n{uncounted}\n" * bool(uncounted)

@@ -69,7 +69,7 @@ def report(
     output: Path | None,
     exports: dict[str, Path],
     logarithmic: bool,
-    own_sweeps: Path | None = None,
+    project_sweeps: Path | None = None,
     full: bool = False,
 ) -> int:
     """Print the tables of these folders; write report.html, the figures and `exports` (by kind). Returns 0.
@@ -78,12 +78,12 @@ def report(
     lines, the rules and the sheets about claims and about differences between rows.
 
     The page and the figures go to `output`, by default the folder `report` in the first of `paths`. A sweep's folders
-    for `precision=fp32` and `precision=bf16` are read too. `own_sweeps` is the folder of a project's sweep files.
+    for `precision=fp32` and `precision=bf16` are read too. `project_sweeps` is the folder of a project's sweep files.
 
     Raises:
         UserError: a folder has no runs, or a file cannot be written.
     """
-    tables = tables_of(read_runs([*paths, *in_other_arithmetic(paths)]), own=own_sweeps)
+    tables = tables_of(read_runs([*paths, *in_other_arithmetic(paths)]), project_sweeps=project_sweeps)
     console = console_for(STANDARD_OUTPUT in exports.values())
     comparisons = [comparison_sheets(table) for table in tables]  # made once, because testing every pair takes long
     changes: list[str] = []

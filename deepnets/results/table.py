@@ -148,23 +148,28 @@ class Table:
         return notes
 
 
-def tables_of(runs: Sequence[Run], sweeps: Path = SWEEPS, own: Path | None = None) -> list[Table]:
+def tables_of(runs: Sequence[Run], sweeps: Path = SWEEPS, project_sweeps: Path | None = None) -> list[Table]:
     """Make a table for each sweep; its columns are the folders, scales and protocols in which it was trained.
 
-    Published numbers come from the first sweep file found in `own` (a project's folder), in `sweeps`, or beside the
-    runs. Raises what `published_of` raises.
+    Published numbers come from the first sweep file found in `project_sweeps`, in `sweeps`, or beside the runs.
+    Raises what `published_of` raises.
     """
     tables = []
     for name, members in frame_of(runs).groupby("table", sort=False):
         grids = members["grid"].unique()
-        files = [place / f"{name}.yaml" for place in (*filter(None, [own]), sweeps, *grids)]
+        files = [place / f"{name}.yaml" for place in (*filter(None, [project_sweeps]), sweeps, *grids)]
         # The folder of a copied sweep may have any name, and a record does not note the sweep.
         files += [grid / f"{run.noted_sweep}.yaml" for run in members["run"] if run.noted_sweep for grid in grids]
         if any(run.sweep for run in members["run"]):
             files += [beside[0] for grid in grids if len(beside := [*grid.glob("*.yaml")]) == 1]
         file = next(filter(Path.is_file, files), sweeps / f"{name}.yaml")
         tables.append(
-            _table(file.stem, members, file.parent, file if file.is_file() and file.parent in (own, sweeps) else None)
+            _table(
+                file.stem,
+                members,
+                file.parent,
+                file if file.is_file() and file.parent in (project_sweeps, sweeps) else None,
+            )
         )
     return tables
 

@@ -234,7 +234,7 @@ def test_runs_of_two_devices_are_the_runs_of_one(tmp_path: Path, capsys: pytest.
     assert [folder.result.processes for folder in folders] == [{"0": 2}, {"0": 1}]
     assert show([tmp_path], watch=False) == 0
     assert capsys.readouterr().out.count("finished") >= 2
-    (table,) = tables_of(read_runs([tmp_path]), own=file.parent)
+    (table,) = tables_of(read_runs([tmp_path]), project_sweeps=file.parent)
     (column,) = table.columns
     assert (column.label, column.is_published_protocol) == ("full", True)
     assert len(table.cells["identity", 0].errors) == 2

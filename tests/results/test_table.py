@@ -312,7 +312,7 @@ def test_a_budget_edited_in_the_file_after_all_runs_is_named(
     path, own = shutil.copytree(trained.path, tmp_path / "shortcuts_on_digits"), tmp_path / "conf" / "sweep"
     own.mkdir(parents=True)
     (own / path.with_suffix(".yaml").name).write_text((path / path.with_suffix(".yaml").name).read_text() + content)
-    (table,) = tables_of(read_runs([path]), own=own)
+    (table,) = tables_of(read_runs([path]), project_sweeps=own)
     (column,) = table.columns
     assert (column.label, column.is_published_protocol) == (label, label == "full")
     (tmp_path / "project.yaml").write_text("options: conf\n")
