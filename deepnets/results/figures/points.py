@@ -147,8 +147,9 @@ def looks_of_claims(findings: Sequence[PairFinding]) -> Figure | None:
     if not shown:
         return None
     figure, (axes,) = new_panels(0.9 + 0.42 * len(shown))
-    bounds = [bound for finding in shown for look in finding.looks for bound in (look.low, look.high)]
-    edge = 1.05 * min(max(map(abs, bounds)), WORST_ERROR)
+    looks = [look for finding in shown for look in finding.looks]
+    ends = [abs(end) for look in looks for end in (look.low, look.difference, look.high) if math.isfinite(end)]
+    edge = 1.05 * min(max(ends) or WORST_ERROR, WORST_ERROR)
     for place, finding in enumerate(shown):
         is_below = finding.claim.relation is Relation.below
         axes.barh(place, -edge if is_below else edge, height=0.9, color=COLOURS[2], alpha=0.12, zorder=1)
